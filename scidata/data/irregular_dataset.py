@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from scidata.core.checks import is_int, refuse
-from scidata.core.types import Empty, IntArray
+from scidata.core.types import Array, Empty, IntArray
 from scidata.data.channels import TensorT
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.hetero_sample import HeteroSample
@@ -329,9 +329,13 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     def _read(self, reader: IrregularReader, epoch: int, empty: Empty, index: int) -> LocalPart:
         part = reader.read(index, self._rank, epoch=epoch, empty=empty)
-        self._normalise_locally(part.fields)
-        apply_locally(self.local_transform, part.fields)
+        self.finish_locally(part.fields)
         return part
+
+    def finish_locally(self, fields: Mapping[str, Array]) -> None:
+        """Normalise fields that were read, and have ``local_transform`` work on them, in place."""
+        self._normalise_locally(fields)
+        apply_locally(self.local_transform, fields)
 
     def empty_local(self) -> LocalPart:
         """Return this rank's part of a cloud without points, for a sample that is not there: its index is -1."""
@@ -401,7 +405,9 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             ghosts=self.reader.ghosts,
             graph_values={
                 name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
-                for name, value in (self.reader.graph_values(local.index) if is_sample else {}).items()
+                for name, value in (
+                    {**self.reader.graph_values(local.index), **local.values} if is_sample else {}
+                ).items()
             },
             origin=self if is_sample else None,
         )

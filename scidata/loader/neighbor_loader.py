@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,27 +10,19 @@ import numpy.typing as npt
 import torch
 
 from scidata.core.checks import check_int
-from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
-from scidata.core.types import Array, IntArray
 from scidata.data.irregular_dataset import IrregularDataset
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.local_fields import apply_locally
-from scidata.data.measured import from_all
 from scidata.data.to_pyg import Columns
-from scidata.data.topology import Place, Relation, Topology, as_tensor, edge_type
-from scidata.device_mesh.mesh import axis_rank, axis_size
 from scidata.errors import ConfigError, check_known
-from scidata.meshes.order.cuts import equal_bounds
-from scidata.meshes.order.ids import ranges
-from scidata.store.reading.neighbourhoods import StoredGraph
+from scidata.loader.batches import Batches
+from scidata.loader.data_loader import DataLoader
+from scidata.loader.sampler import DistributedSampler
+from scidata.loader.subgraphs import Subgraphs
 from scidata.store.reading.reader import StoreReader
 
-_VERSION = 1
-_SUBGRAPHS = ("directional", "induced")
 
-
-class NeighborLoader:
+class NeighborLoader(DataLoader[Any]):
     """Subgraphs around seed nodes of one large graph, as torch_geometric's ``NeighborLoader`` samples them.
 
     Each rank of the dp and domain axes has its own seeds, of the rows that it owns, which it holds in memory; rows and
@@ -41,8 +31,9 @@ class NeighborLoader:
 
     A batch is a ``torch_geometric.data.Data`` of plain tensors: fields, ``edge_index`` in the numbers of its nodes, of
     which the first ``batch_size`` are the seeds, then those of each hop; ``n_id`` and ``e_id``, their rows in the
-    source; ``num_sampled_nodes`` and ``num_sampled_edges``, for ``trim_to_layer``. A run goes on with
-    :meth:`state_dict`; the next epoch follows by itself.
+    source; ``num_sampled_nodes`` and ``num_sampled_edges``, for ``trim_to_layer``. The rest is as of
+    :class:`scidata.DataLoader`, but that the next epoch follows by itself, and that a saved state is one of as many
+    ranks.
 
     Parameters
     ----------
@@ -64,14 +55,12 @@ class NeighborLoader:
         ``"directional"``: the drawn edges; ``"induced"``: all edges between the nodes.
     seed : int, default 0
         Orders and draws are a function of it, the epoch, the step and the number of ranks.
-    num_workers : int, default 1
-        Threads that sample ahead; 0: none.
-    prefetch_factor : int, default 2
-        Batches that each thread is ahead.
     x, y, edge_attr : str, Sequence[str] or None, optional
         Fields that are put side by side, as in :meth:`IrregularSample.to_pyg`.
     transform : Callable or None, optional
         Called with each ``Data``.
+    num_workers, prefetch_factor, device, pin_memory, timeout
+        As of :class:`scidata.DataLoader`.
 
     Raises
     ------
@@ -96,6 +85,9 @@ class NeighborLoader:
     [4, 3, 5] [[1, 2], [0, 0]]
     """
 
+    sampler: DistributedSampler
+    _num_clusters: int | None = None  # of this rank, in place of seeds
+
     @checked_keywords
     def __init__(
         self,
@@ -109,183 +101,57 @@ class NeighborLoader:
         replace: bool = False,
         subgraph_type: str = "directional",
         seed: int = 0,
-        num_workers: int = 1,
-        prefetch_factor: int = 2,
         x: Columns | None = None,
         y: Columns | None = None,
         edge_attr: Columns | None = None,
         transform: Callable[[Any], Any] | None = None,
+        num_workers: int = 2,
+        prefetch_factor: int | None = None,
+        device: torch.device | str | int | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
     ) -> None:
-        ds, name, reader = dataset, type(self).__name__, dataset.reader
+        name, reader = type(self).__name__, dataset.reader
         if not isinstance(reader, StoreReader) or "edge" not in reader.entities or reader.subsample is not None:
             raise ConfigError(
                 f"{name}: {reader.path} is no store of one node set with edges, read whole; write one with scidata "
                 "partition --edges, and open it without subsample="
             )
-        if ds.transform is not None:
+        if dataset.transform is not None:
             raise ConfigError(f"{name}: the data set's transform is of whole samples; give the loader one of Data")
-        check_known(f"{name}: no subgraph_type", [subgraph_type], _SUBGRAPHS)
-        self.dataset, self.batch_size, self.shuffle = ds, check_int("batch_size", batch_size, least=1), bool(shuffle)
-        self.seed, self.num_workers = check_int("seed", seed), check_int("num_workers", num_workers)
-        self.prefetch_factor, self.transform = check_int("prefetch_factor", prefetch_factor, least=1), transform
-        self._nums = [check_int("num_neighbors", num, least=-1) for num in num_neighbors]
-        self._how = {"replace": bool(replace), "induced": subgraph_type == "induced"}
-        self._columns: dict[str, Any] = {"x": x, "y": y, "edge_attr": edge_attr}
-        self._index = range(len(ds))[index]
-        self._graph = StoredGraph(reader, self._index, ds.read_local(self._index), self._finish)
-        self._dp = axis_rank(ds.mesh, ds.dp_axis), axis_size(ds.mesh, ds.dp_axis)
-        # units of rows that come together: seeds, or clusters
-        self._starts, self._stops = self._units(input_nodes)
-        counts = dict(from_all([((ds.rank, self._dp[0]), len(self._starts))], ds.mesh))
-        self._check_found(input_nodes, sum(num for (_, dp), num in counts.items() if dp == 0))
-        own = [len(range(dp, num, self._dp[1])) for (_, dp), num in counts.items()]
-        self._num_steps = -(-max(own) // self.batch_size)
-        units = [[*rank, num] for rank, num in sorted(counts.items())]
-        self._run = {"seed": self.seed, "batch_size": self.batch_size, "units": units}
-        self._epoch = self._step = 0
-        self._counts = dict.fromkeys(("batches", "nodes", "nodes_beyond", "bytes_fetched"), 0)
-
-    def _finish(self, fields: dict[str, Array]) -> None:
-        self.dataset._normalise_locally(fields)
-        apply_locally(self.dataset.local_transform, fields)
-
-    def _units(self, input_nodes: str | npt.ArrayLike | None) -> tuple[IntArray, IntArray]:
-        """Return the first row of each unit of this rank's rows, and the one after its last."""
-        graph, rows = self._graph, np.arange(*self._graph.rows.owned)
-        if isinstance(input_nodes, str):
-            fields = graph.fields(graph.entity, rows, graph.access())
-            check_known("NeighborLoader: input_nodes: no field of nodes", [input_nodes], fields)
-            rows = rows[fields[input_nodes].astype(np.bool_)]
-        elif input_nodes is not None:
-            rows = rows[np.isin(graph.ids[graph.entity], _as_ids(input_nodes))]
-        return rows, rows + 1
-
-    def _check_found(self, input_nodes: str | npt.ArrayLike | None, found: int) -> None:
-        if input_nodes is None or isinstance(input_nodes, str):
-            return
-        if (asked := len(np.unique(_as_ids(input_nodes)))) != found:
-            raise ConfigError(
-                f"NeighborLoader: of {asked} input_nodes, the graph has {found}; they are rows of its source"
-            )
-
-    def __len__(self) -> int:
-        """Return how many batches an epoch has, the same on all ranks."""
-        return self._num_steps
-
-    def _seeds(self, epoch: int, step: int) -> IntArray:
-        order = np.arange(len(self._starts))
-        if self.shuffle:
-            order = np.random.default_rng([self.seed, epoch, self.dataset.rank]).permutation(len(order))
-        order = order[self._dp[0] :: self._dp[1]]
-        if -(-len(order) // self.batch_size) == self._num_steps:
-            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
-        else:  # fewer than others have: as many steps, of less each
-            chosen = order[len(order) * step // self._num_steps : len(order) * (step + 1) // self._num_steps]
-        return ranges(self._starts[chosen], self._stops[chosen])
-
-    def _read(self, epoch: int, step: int) -> Any:
-        seeds, graph, ds = self._seeds(epoch, step), self._graph, self.dataset
-        random, access = np.random.default_rng([self.seed, epoch, ds.rank, self._dp[0], step]), graph.access()
-        found = graph.draw(seeds, self._nums, random, access, **self._how)
-        rows = {graph.entity: found.nodes, "edge": found.edges}
-        read = {entity: graph.fields(entity, ids, access) for entity, ids in rows.items()}
-        ids = {entity: torch.from_numpy(values.pop("original_id")) for entity, values in read.items()}
-        maps = {e: IndexMap(bounds=np.array([0, len(n)]), part=0, ghosts=n[:0]) for e, n in rows.items()}
-        edges = torch.from_numpy(found.edge_index)
-        relation = Relation(edge_type("edge", graph.entity), edges, edges[:, :0])
-        fields = {n: ds._cast(as_tensor(values)) for each in read.values() for n, values in each.items()}
-        places = {name: Place(entity, 0) for entity, each in read.items() for name in each}
-        sample = IrregularSample(
-            fields,
-            dims={name: (p.entity, *(d for i, d in enumerate(ds.dims(name)) if i != ds.place(name).dim))
-                  for name, p in places.items()},
-            index=self._index,
-            places=places,
-            topology=Topology(entity=graph.entity, index_maps=maps, relations={"edge": relation}, cells=None,
-                              device_mesh=None, read_ids=lambda entity: ids[entity].numpy()),
-            graph_values=ds.reader.graph_values(self._index),
+        check_known(f"{name}: no subgraph_type", [subgraph_type], ("directional", "induced"))
+        seeds = input_nodes
+        if seeds is not None and not isinstance(seeds, str):
+            given = np.asarray(seeds)
+            seeds = np.unique(np.flatnonzero(given) if given.dtype.kind == "b" else given)
+        subgraphs: Any = Subgraphs(
+            dataset, range(len(dataset))[index], [check_int("num_neighbors", n, least=-1) for n in num_neighbors],
+            check_int("batch_size", batch_size, least=1), seeds=seeds, num_clusters=self._num_clusters,
+            seed=check_int("seed", seed, least=0), shuffle=bool(shuffle), replace=bool(replace),
+            induced=subgraph_type == "induced",
         )  # fmt: skip
-        data: Any = sample.to_pyg(**self._columns)
-        data.n_id, data.e_id, data.batch_size = ids[graph.entity], ids["edge"], len(seeds)
-        data.num_sampled_nodes, data.num_sampled_edges = found.num_nodes, found.num_edges
-        start, stop = graph.rows.owned
-        beyond = int(((found.nodes < start) | (found.nodes >= stop)).sum())
-        return data, (1, len(found.nodes), beyond, access.stats.bytes_fetched)
+        columns: dict[str, Any] = {"x": x, "y": y, "edge_attr": edge_attr}
 
-    def __iter__(self) -> Iterator[Any]:
-        """Go through the rest of a resumed epoch, or a whole one."""
-        epoch, first = self._epoch, self._step
-        pending: deque[Future[Any]] = deque()
-        threads = ThreadPoolExecutor(max(1, self.num_workers), thread_name_prefix="scidata-neighbours")
-        ahead = self.num_workers * self.prefetch_factor
-        try:
-            for step in range(first, self._num_steps):
-                for later in range(step + len(pending), min(step + ahead + 1, self._num_steps)):
-                    pending.append(threads.submit(self._read, epoch, later))
-                data, counts = pending.popleft().result()
-                self._counts = {name: old + n for (name, old), n in zip(self._counts.items(), counts, strict=True)}
-                self._epoch, self._step = epoch, step + 1
-                yield data if self.transform is None else self.transform(data)
-        finally:
-            threads.shutdown(cancel_futures=True)
-        self._epoch, self._step = epoch + 1, 0
+        def to_data(sample: IrregularSample[Any]) -> Any:
+            data = sample.to_pyg(**columns)
+            return data if transform is None else transform(data)
+
+        super().__init__(
+            subgraphs, None, num_workers=num_workers, collate_fn=to_data, device=device,
+            sampler=DistributedSampler(subgraphs, dataset.mesh, dp=None, shuffle=False, seed=seed, check=False),
+            pin_memory=pin_memory, timeout=timeout, prefetch_factor=prefetch_factor,
+        )  # fmt: skip
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin there; without it, epochs follow one another.
+        """Begin there; without it, epochs follow one another. See :meth:`scidata.DataLoader.set_epoch`."""
+        self.sampler.ended = -1
+        super().set_epoch(epoch)
 
-        Parameters
-        ----------
-        epoch : int
-            From 0; the same on every rank.
-
-        Examples
-        --------
-        >>> loader.set_epoch(3)
-        """
-        self._epoch, self._step = check_int("epoch", epoch), 0
-
-    def stats(self) -> dict[str, int]:
-        """Return what was handed out so far: batches, nodes, those of them that other ranks own, and bytes fetched.
-
-        Examples
-        --------
-        >>> loader.stats()["nodes"]
-        6
-        """
-        return dict(self._counts)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where to go on: after the batch that came last.
-
-        Examples
-        --------
-        >>> loader.load_state_dict(loader.state_dict())
-        """
-        return {"version": _VERSION, "epoch": self._epoch, "step": self._step, "run": self._run}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on there, on ranks of any number at the begin of an epoch, else on as many as before.
-
-        Parameters
-        ----------
-        state : Mapping[str, Any]
-            As :meth:`state_dict` had it.
-
-        Raises
-        ------
-        ConfigError
-            It is of another version, or in the middle of an epoch of other seeds, batches or ranks.
-
-        Examples
-        --------
-        >>> loader.load_state_dict(loader.state_dict())
-        """
-        if state.get("version") != _VERSION or (state["step"] and state["run"] != self._run):
-            raise ConfigError(
-                f"{type(self).__name__}: a state of version {state.get('version')} in step {state.get('step')} of "
-                f"{state.get('run')}, for {self._run}: go on with as many ranks, seeds and batches, or in a new epoch"
-            )
-        self._epoch, self._step = int(state["epoch"]), int(state["step"])
+    def __iter__(self) -> Batches[Any]:  # type: ignore[override]  # an iterator, but none of torch's
+        """Begin the rest of a resumed epoch, or the next whole one."""
+        if self.sampler.ended == self.sampler.epoch:
+            self.set_epoch(self.sampler.epoch + 1)
+        return super().__iter__()
 
 
 class ClusterLoader(NeighborLoader):
@@ -302,8 +168,7 @@ class ClusterLoader(NeighborLoader):
     num_parts : int
         Clusters of the whole graph; each domain rank has an equal share, rounded up.
     **options : Any
-        ``index``, ``batch_size`` (clusters), ``shuffle``, ``seed``, ``num_workers``, ``prefetch_factor``, ``x``, ``y``,
-        ``edge_attr`` and ``transform`` of :class:`NeighborLoader`.
+        Those of :class:`NeighborLoader` but ``num_neighbors``, ``input_nodes``, ``replace`` and ``subgraph_type``.
 
     Examples
     --------
@@ -321,12 +186,3 @@ class ClusterLoader(NeighborLoader):
     def __init__(self, dataset: IrregularDataset[Any], num_parts: int, **options: Any) -> None:
         self._num_clusters = -(-check_int("num_parts", num_parts, least=1) // dataset.reader.num_parts)
         super().__init__(dataset, [], subgraph_type="induced", **options)
-
-    def _units(self, input_nodes: str | npt.ArrayLike | None) -> tuple[IntArray, IntArray]:
-        bounds = self._graph.rows.owned[0] + equal_bounds(self._graph.rows.num_owned, self._num_clusters)
-        return bounds[:-1], bounds[1:]
-
-
-def _as_ids(nodes: npt.ArrayLike) -> IntArray:
-    given = np.asarray(nodes)
-    return np.flatnonzero(given) if given.dtype.kind == "b" else given.astype(np.int64)

@@ -316,7 +316,7 @@ class DistributedSampler(_DistributedSampler[Any]):
                 f"the state is of another order of epoch {epoch}, although seed and data set are the same: weights, "
                 "sizes, group or ratios differ, or NumPy's random numbers; resume with what it was saved with"
             )
-        self.epoch, self._start, self._dealt = epoch, consumed, 0
+        self.epoch, self._start, self._dealt, self.ended = epoch, consumed, 0, -1
 
     def _adopt(self, shuffle: object) -> None:
         """Take the window of a run that began on another number of dp ranks, unless one was given."""

@@ -93,7 +93,8 @@ class RawSamples:
     def inputs(self, index: int) -> tuple[str, ...]:
         """Return the files that a sample is read from; nothing is opened."""
         mesh, paths = self._reading.mesh, self._paths[index]
-        return paths if mesh is None or mesh in paths else (mesh, *paths)
+        surface = surface_of_sample(self._reading.measures, self.names[index], paths[0])
+        return (*(() if mesh is None or mesh in paths else (mesh,)), *paths, *surface)
 
     def header(self, index: int) -> SampleHeader | HeteroHeader:
         """Describe a sample: sizes, fields, dtypes, without reading values."""
@@ -152,8 +153,8 @@ class _Reading:
         measures = self.measures
         if measures is None:
             measures = dict.fromkeys(SIZES if as_points and entity == "cell" and flat else (), "")
-        elif "sdf" in measures:
-            measures = {**measures, "sdf": surface_of_sample(measures["sdf"], name, paths[0])}
+        elif surface := surface_of_sample(measures, name, paths[0]):
+            measures = {**measures, "sdf": surface[0]}
         edges = self.options.edges if as_points else self._edges(topology, entity)
         reasons = {}
         if as_points:

@@ -30,7 +30,7 @@ from scidata.meshes.order.cuts import cut_bounds
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
 from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.metis import order_metis
-from scidata.meshes.order.neighbours import knn_edges
+from scidata.meshes.order.neighbours import near_edges
 from scidata.meshes.order.quality import quality_of_parts
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def timed(what: str, times: dict[str, Any], call: Callable[[], T], repeat: int =
 def edges_of(kind: str, points: np.ndarray, times: dict[str, Any], num_neighbours: int) -> np.ndarray:
     """Make the edges of one kind of sample."""
     if kind == "cloud":
-        return timed("knn_edges", times, lambda: knn_edges(points, num_neighbours))
+        return timed("near_edges", times, lambda: near_edges(points, "knn", num_neighbours))
     cells = Delaunay(points).simplices
     size = cells.shape[1]
     offsets, types = np.arange(len(cells) + 1) * size, np.full(len(cells), 5 if size == 3 else 10, np.uint8)

@@ -1,11 +1,17 @@
 """Sampled neighbourhoods of a partitioned graph on real ranks, against the whole graph on one process."""
 
+import shutil
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import scidata
-from scidata.errors import ConfigError, UnknownNameError
+from scidata.device_mesh import board
+from scidata.errors import ConfigError, RankFailedError, ShortReadError, UnknownNameError
 from scidata.testing import run_ranks
 from tests.writers import write_hdf5
 
@@ -23,11 +29,15 @@ def graph():
     return pairs, rng.random((NODES, 3)), rng.standard_normal((NODES, 4)), edges, rng.random(NODES) < 0.4
 
 
+def levels():
+    return np.arange(2.0 * NODES).reshape(2, NODES)
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sampled")
     pairs, pos, u, edges, train = graph()
-    write_hdf5(folder / "g.h5", {"edge_index": pairs, "pos": pos, "u": u, "w": edges, "train": train})
+    write_hdf5(folder / "g.h5", {"edge_index": pairs, "pos": pos, "u": u, "w": edges, "train": train, "h": levels()})
     scidata.partition(folder / "g.h5", folder / "store")
     return str(folder / "store")
 
@@ -57,6 +67,7 @@ def epoch(rank, num_ranks, path, dp):
     with torch.no_grad():
         for batch in loader:
             assert np.array_equal(batch.pos.numpy(), graph()[1][batch.n_id])
+            assert np.array_equal(batch.h.numpy(), levels()[:, batch.n_id].T)
             assert np.array_equal(batch.edge_attr.numpy(), graph()[3][batch.e_id])
             assert np.array_equal(batch.n_id[batch.edge_index].numpy(), graph()[0][:, batch.e_id])
             out = layers(batch.x, batch.edge_index, batch.edge_attr)[: batch.batch_size]
@@ -69,12 +80,11 @@ def epoch(rank, num_ranks, path, dp):
     again.load_state_dict(state)
     assert [batch.n_id.tolist() for batch in again] == rest[2:]
     assert [batch.n_id.tolist() for batch in again] != rest  # the next epoch
-    assert again.state_dict() == few.state_dict() | {"epoch": 2, "step": 0}
-    stats = loader.stats()
-    assert (stats["nodes_beyond"] > 0) == (num_ranks // dp > 1)
-    assert (stats["bytes_fetched"] > 0) == (num_ranks // dp > 1)
-    with pytest.raises(ConfigError, match="of 2 input_nodes, the graph has 1"):
-        made(input_nodes=[3, NODES])
+    assert again.state_dict()["sampler"] == few.state_dict()["sampler"] | {"epoch": 2, "consumed": 0}
+    assert (loader.stats()["bytes_fetched"] > 0) == (num_ranks // dp > 1)
+    for wrong in ([3, NODES], np.zeros(NODES, bool), np.ones(NODES + 1, bool)):
+        with pytest.raises(ConfigError, match="input_nodes, the graph has"):
+            made(input_nodes=wrong)
     return found, len(rest)
 
 
@@ -87,6 +97,28 @@ def test_whole_neighbourhoods_give_the_rows_of_one_process(store, num_ranks, dp)
         assert (len(found), num_steps) == (len(ranks[0][0]), ranks[0][1])
         for ids, out in found:
             np.testing.assert_allclose(out, expected[ids], rtol=1e-12, atol=1e-12)
+
+
+def fails(rank, num_ranks, path, when):
+    """Rank 1 alone meets a fault: of its arguments when the loader is made, or of what it reads beyond its rows."""
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    own = shutil.copytree(path, f"{path}_{when}_{rank}")
+    began, wrong = time.monotonic(), "trian" if rank and when == "made" else None
+    with pytest.raises((UnknownNameError, ShortReadError, RankFailedError), match=r"trian|csr/src") as caught:
+        loader = scidata.NeighborLoader(scidata.open_dataset(own, mesh), [-1, -1], wrong, batch_size=9)
+        for file in Path(own).rglob("csr/src/c/*") if rank else ():
+            file.write_bytes(b"")
+        for _ in loader:
+            dist.barrier()
+    assert (caught.type is RankFailedError) == (rank == 0)
+    posts = board.common_postings()
+    posts.wait(["told"]) if rank else posts.post("told", 1)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("when", ["made", "read"])
+def test_a_fault_on_one_rank_ends_all(store, when):
+    assert max(run_ranks(fails, 2, store, when)) < 10
 
 
 def test_draws_are_within_what_was_asked(store):

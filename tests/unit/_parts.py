@@ -6,7 +6,7 @@ from scidata.core.options import ReadOptions
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.order.faces import edges_across_faces
 from scidata.meshes.order.ids import ranges
-from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.neighbours import near_edges
 from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.sample import parse_edges
 from scidata.meshes.samples import read_samples
@@ -103,8 +103,7 @@ def edges_made(raw):
     if rule in ("cells", "faces"):
         make = edges_of_cells if rule == "cells" else edges_across_faces
         return make(cells, raw.num_nodes)
-    make = knn_edges if rule == "knn" else radius_edges
-    return make(points, int(number) if rule == "knn" else number, on_sphere=raw.on_sphere, period=raw.period)
+    return near_edges(points, rule, number, on_sphere=raw.on_sphere, period=raw.period)
 
 
 def positions_of(raw):

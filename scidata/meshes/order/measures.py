@@ -14,11 +14,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from scidata.core.types import FloatArray, IntArray
+from scidata.core.checks import names_of
+from scidata.core.types import BoolArray, FloatArray, IntArray
 from scidata.errors import ConfigError, UnsupportedFormatError, check_known
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.order.cells import CELL_NAMES, rings
+from scidata.meshes.order.cells import CELL_NAMES
 from scidata.meshes.order.faces import SOLID_FACES
+from scidata.meshes.order.ids import ranges
 from scidata.sources.paths import expand_paths
 
 #: What :func:`measures_of_cells` may return.
@@ -29,7 +31,6 @@ BOUNDARY = "boundary"
 AskedGeometry: TypeAlias = bool | str | Sequence[str] | Mapping[str, object] | None
 
 _FLAT_CORNERS = {5: 3, 8: 4, 9: 4, 22: 3, 23: 4}  # of quadratic ones the corners, which come first
-_PIXEL = (0, 1, 3, 2)
 _VOXEL = (0, 1, 3, 2, 4, 5, 7, 6)  # the corners of a hexahedron, whose faces all look outwards
 _THIN = (1, 2, 3, 4, 21)
 
@@ -41,10 +42,10 @@ def as_geometry(geometry: AskedGeometry) -> dict[str, str] | None:
     """
     if geometry is None or isinstance(geometry, bool):
         return None if geometry is None else dict.fromkeys(SIZES if geometry else (), "")
-    if isinstance(geometry, str):
-        geometry = [each.strip() for each in geometry.split(",") if each.strip() not in ("", "none")]
-    named: Mapping[str, object] = {}
-    named = geometry if isinstance(geometry, Mapping) else dict(each.partition("=")[::2] for each in geometry)
+    named: Mapping[str, object] = geometry if isinstance(geometry, Mapping) else {}
+    if named is not geometry:
+        each = [one.strip() for one in ",".join(map(str, names_of("geometry", geometry))).split(",")]
+        named = dict(one.partition("=")[::2] for one in each if one not in ("", "none"))
     check_known("geometry: there is no", named, (*SIZES, "curvature", "sdf"))
     found = {name: "" for name, of in named.items() if of is not False}
     if "sdf" in found:
@@ -54,14 +55,14 @@ def as_geometry(geometry: AskedGeometry) -> dict[str, str] | None:
     return found
 
 
-def surface_of_sample(pattern: str, name: str, path: str) -> str:
-    """Return the surface of a sample: ``boundary``, or the one file that the pattern leads to."""
-    if pattern == BOUNDARY:
-        return pattern
+def surface_of_sample(asked: Mapping[str, str] | None, name: str, path: str) -> tuple[str, ...]:
+    """Return the one file of the surface from which distances of a sample are asked for; ``()`` where it has none."""
+    pattern = (asked or {}).get("sdf", BOUNDARY)
     said = pattern.replace("{name}", name).replace("{folder}", os.path.dirname(path) or ".")
-    if len(paths := expand_paths(said)) != 1:
+    paths = () if pattern == BOUNDARY else expand_paths(said)
+    if len(paths) > 1:
         raise ConfigError(f"sample {name}: geometry: sdf={said!r} leads to {len(paths)} files; one is expected")
-    return paths[0]
+    return paths
 
 
 def measures_of_cells(points: FloatArray, cells: RawCells) -> dict[str, FloatArray]:
@@ -71,15 +72,8 @@ def measures_of_cells(points: FloatArray, cells: RawCells) -> dict[str, FloatArr
     corners, where there are flat cells; ``volume`` ``(num_cells,)`` where there are solids; 0 for other cells. Points
     are not those of a sphere or of a domain that wraps. Polyhedra raise UnsupportedFormatError.
     """
-    flat = np.isin(cells.cell_type, (7, *_FLAT_CORNERS))
-    solid = np.isin(cells.cell_type, tuple(SOLID_FACES))
-    other = ~(flat | solid | np.isin(cells.cell_type, _THIN))
-    if other.any():
-        kind = int(cells.cell_type[np.argmax(other)])
-        raise UnsupportedFormatError(
-            f"{int(other.sum())} cells are of VTK type {kind} ({CELL_NAMES.get(kind, 'unknown')}), whose area or "
-            "volume scidata does not compute; leave it out with geometry=False"
-        )
+    flat, solid = np.isin(cells.cell_type, (7, *_FLAT_CORNERS)), np.isin(cells.cell_type, tuple(SOLID_FACES))
+    _refuse(cells, flat | solid, "no area or volume is computed; leave it out with geometry=False")
     found = {}
     space = points if points.shape[1] == 3 else np.pad(points, ((0, 0), (0, 1)))
     if flat.any() or not solid.any():
@@ -115,24 +109,41 @@ def _unit(vectors: FloatArray) -> FloatArray:
     return np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
 
 
+def _refuse(cells: RawCells, known: BoolArray, why: str) -> None:
+    """Raise UnsupportedFormatError for cells that are neither known, nor lines or vertices."""
+    other = ~(known | np.isin(cells.cell_type, _THIN))
+    if other.any():
+        kind = int(cells.cell_type[np.argmax(other)])
+        raise UnsupportedFormatError(
+            f"{int(other.sum())} cells are of VTK type {kind} ({CELL_NAMES.get(kind, 'unknown')}), of which {why}"
+        )
+
+
+def triangles_of(cells: RawCells) -> IntArray:
+    """Return the triangles ``(num, 3)`` of a surface; UnsupportedFormatError: other cells than linear flat ones."""
+    known = np.isin(cells.cell_type, (5, 7, 8, 9))
+    _refuse(cells, known, "no surface is made; extract it, or convert them to triangles, quads or polygons")
+    return _fans(cells)[0]
+
+
+def _fans(cells: RawCells) -> tuple[IntArray, IntArray]:
+    """Cut flat cells into triangles ``(num, 3)`` from their first corner, ``(num,)``: the cell of each."""
+    sizes, starts = np.where(cells.cell_type == 7, np.diff(cells.offsets), 0), cells.offsets[:-1]
+    for kind, size in _FLAT_CORNERS.items():
+        sizes[cells.cell_type == kind] = size
+    pixels, counts = starts[cells.cell_type == 8], np.maximum(sizes - 2, 0)
+    nodes = cells.connectivity.copy()
+    nodes[pixels + 2], nodes[pixels + 3] = nodes[pixels + 3], nodes[pixels + 2]
+    second = ranges(starts + 1, starts + 1 + counts)
+    corners = np.stack([np.repeat(starts, counts), second, second + 1], axis=1)
+    return nodes[corners], np.repeat(np.arange(cells.num_cells), counts)
+
+
 def _vector_areas(points: FloatArray, cells: RawCells) -> FloatArray:
     """Return ``(num_cells, 3)``, 0 for cells that are not flat."""
-    vectors = np.zeros((cells.num_cells, 3))
-    for kind in np.unique(cells.cell_type).tolist():
-        rows = np.flatnonzero(cells.cell_type == kind)
-        starts, nodes = cells.offsets[rows], cells.connectivity
-        if kind == 7:
-            entries, following = rings(starts, cells.offsets[rows + 1])
-            sizes = np.diff(cells.offsets)[rows]
-            first = points[nodes[np.repeat(starts, sizes)]]
-            each = np.cross(points[nodes[entries]] - first, points[nodes[following]] - first)
-            cell = np.repeat(np.arange(len(rows)), sizes)
-            for axis in range(3):
-                vectors[rows, axis] = np.bincount(cell, each[:, axis], minlength=len(rows)) / 2
-        elif kind in _FLAT_CORNERS:
-            order = np.array(_PIXEL if kind == 8 else range(_FLAT_CORNERS[kind]))
-            vectors[rows] = _fan(points, nodes[starts[:, None] + order]) / 2
-    return vectors
+    triangles, cell = _fans(cells)
+    each = _fan(points, triangles) / 2
+    return np.stack([np.bincount(cell, column, cells.num_cells) for column in each.T], axis=1)
 
 
 def _fan(points: FloatArray, corners: IntArray) -> FloatArray:

@@ -6,13 +6,13 @@ import numpy as np
 
 from scidata.core.checks import optional_module
 from scidata.core.types import BoolArray, FloatArray, IntArray
-from scidata.errors import ConfigError, UnsupportedFormatError
+from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.order.cells import CELL_NAMES
 from scidata.meshes.order.faces import surface_of
-from scidata.meshes.order.ids import blocks, ranges
+from scidata.meshes.order.ids import blocks
+from scidata.meshes.order.measures import triangles_of
+from scidata.meshes.order.positions import cell_centres
 
-_FLAT, _THIN, _PIXEL = (5, 7, 8, 9), (1, 2, 3, 4, 21), 8
 _BLOCK = 1 << 20  # points whose distance is computed at once
 
 
@@ -26,12 +26,8 @@ def curvature_of_nodes(points: FloatArray, cells: RawCells) -> FloatArray:
     and at nodes of no cell. ``points``: ``(num_nodes, 3)``. Raises UnsupportedFormatError: cells that are not flat, or
     quadratic.
     """
-    triangles = triangles_of(cells, "curvature")
-    laplacian, area, normal = np.zeros((3, len(points))), np.zeros(len(points)), np.zeros((3, len(points)))
-
-    def add(total: FloatArray, nodes: IntArray, values: FloatArray) -> None:
-        total += [np.bincount(nodes, column, len(points)) for column in values.T]
-
+    triangles = triangles_of(cells)
+    total = np.zeros((7, len(points)))  # of each node: its Laplacian, its normal, its area
     corners = [points[triangles[:, k]] for k in range(3)]
     vector = np.cross(corners[1] - corners[0], corners[2] - corners[0])  # twice the area long
     twice = np.linalg.norm(vector, axis=1)
@@ -39,17 +35,12 @@ def curvature_of_nodes(points: FloatArray, cells: RawCells) -> FloatArray:
     cotangents = [np.divide(dot, twice, out=np.zeros_like(dot), where=twice > 0) for dot in dots]
     is_obtuse = np.min(dots, axis=0) < 0
     for k in range(3):
-        one, other = triangles[:, k - 2], triangles[:, k - 1]  # the ends of the edge opposite to corner k
-        edge = corners[k - 2] - corners[k - 1]
-        flow, share = cotangents[k][:, None] * edge, cotangents[k] * (edge * edge).sum(axis=1) / 8
-        add(laplacian, one, flow)
-        add(laplacian, other, -flow)
-        add(normal, triangles[:, k], vector)
-        for end in (one, other):
-            area += np.bincount(end, np.where(is_obtuse, 0, share), len(points))
-        area += np.bincount(
-            triangles[:, k], np.where(is_obtuse, twice * np.where(dots[k] < 0, 2, 1) / 8, 0), len(points)
-        )
+        one, other = corners[k] - corners[k - 1], corners[k] - corners[k - 2]  # the edges at this corner
+        flow = cotangents[k - 2][:, None] * one + cotangents[k - 1][:, None] * other
+        area = (cotangents[k - 2] * (one * one).sum(axis=1) + cotangents[k - 1] * (other * other).sum(axis=1)) / 8
+        area = np.where(is_obtuse, twice * np.where(dots[k] < 0, 2, 1) / 8, area)
+        total += [np.bincount(triangles[:, k], column, len(points)) for column in (*flow.T, *vector.T, area)]
+    laplacian, normal, area = total[:3], total[3:6], total[6]
     curvature = np.linalg.norm(laplacian, axis=0) * np.where((laplacian * normal).sum(axis=0) < 0, -1, 1)
     is_defined = np.bincount(triangles.ravel(), minlength=len(points)) > 0
     is_defined[_unpaired(triangles, len(points)).ravel()] = False
@@ -58,11 +49,10 @@ def curvature_of_nodes(points: FloatArray, cells: RawCells) -> FloatArray:
 
 def curvature_of_cells(points: FloatArray, cells: RawCells) -> FloatArray:
     """Return the mean over each cell's corners that have a curvature; NaN where none has."""
-    at_nodes = curvature_of_nodes(points, cells)[cells.connectivity]
-    cell = np.repeat(np.arange(cells.num_cells), np.diff(cells.offsets))
+    at_nodes = curvature_of_nodes(points, cells)
     there = ~np.isnan(at_nodes)
-    sums, counts = (np.bincount(cell, each, cells.num_cells) for each in (np.where(there, at_nodes, 0), there))
-    return np.divide(sums, counts, out=np.full(cells.num_cells, np.nan), where=counts > 0)
+    mean, share = cell_centres(np.stack([np.where(there, at_nodes, 0), there], axis=1), cells).T
+    return np.divide(mean, share, out=np.full(len(mean), np.nan), where=share > 0)
 
 
 def signed_distance(at: FloatArray, points: FloatArray, triangles: IntArray, where: str) -> FloatArray:
@@ -113,23 +103,6 @@ def border_of(cells: RawCells) -> IntArray:
     """Return the triangles ``(num, 3)`` of the faces that solid cells share with no other."""
     corners = surface_of(cells.offsets, cells.connectivity, cells.cell_type, np.arange(cells.num_cells)).corners
     return np.concatenate([corners[:, :3], corners[corners[:, 3] != corners[:, 2]][:, [0, 2, 3]]])
-
-
-def triangles_of(cells: RawCells, what: str) -> IntArray:
-    """Return the triangles ``(num, 3)`` of flat cells; lines and vertices have none, others UnsupportedFormatError."""
-    is_flat = np.isin(cells.cell_type, _FLAT)
-    other = ~is_flat & ~np.isin(cells.cell_type, _THIN)
-    if other.any():
-        kind = int(cells.cell_type[np.argmax(other)])
-        raise UnsupportedFormatError(
-            f"{what}: that of a surface of triangles, quads and polygons, but {int(other.sum())} cells are of VTK type "
-            f"{kind} ({CELL_NAMES.get(kind, 'unknown')}); extract the surface, or convert them to linear cells"
-        )
-    nodes, pixels = cells.connectivity.copy(), cells.offsets[:-1][cells.cell_type == _PIXEL]
-    nodes[pixels + 2], nodes[pixels + 3] = nodes[pixels + 3], nodes[pixels + 2]
-    starts, counts = cells.offsets[:-1][is_flat], np.maximum(np.diff(cells.offsets)[is_flat] - 2, 0)
-    second = ranges(starts + 1, starts + 1 + counts)
-    return nodes[np.stack([np.repeat(starts, counts), second, second + 1], axis=1)]
 
 
 def _unpaired(triangles: IntArray, num_nodes: int) -> IntArray:

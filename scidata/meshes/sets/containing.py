@@ -13,8 +13,8 @@ from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import blocks
-from scidata.meshes.order.neighbours import make_tree
-from scidata.meshes.sets import neighbours
+from scidata.meshes.order.neighbours import BLOCK_ROWS, make_tree
+from scidata.meshes.sets.neighbours import join_edges
 from scidata.meshes.sets.node_set import NodeSet, positions_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def containing_cell_edges(source: NodeSet, target: NodeSet) -> IntArray:
     assert source.cells is not None  # find_cells has seen to it
     offsets, nodes = source.cells.offsets, source.cells.connectivity
     found = []
-    for block in blocks(len(inside), neighbours.BLOCK_ROWS):
+    for block in blocks(len(inside), BLOCK_ROWS):
         rows = inside[block]
         of_rows = cells[rows]
         sizes = offsets[of_rows + 1] - offsets[of_rows]
@@ -56,7 +56,7 @@ def containing_cell_edges(source: NodeSet, target: NodeSet) -> IntArray:
             new = np.ones(corners.shape, np.bool_)
             new[:, 1:] = corners[:, 1:] != corners[:, :-1]
             found.append(np.stack([corners[new], np.repeat(rows[some], new.sum(axis=1))]))
-    return neighbours.join_edges(found, num_targets=target.num_nodes, why="they lie outside all cells of the source")
+    return join_edges(found, num_targets=target.num_nodes, why="they lie outside all cells of the source")
 
 
 def find_cells(source: NodeSet, target: NodeSet) -> IntArray:
@@ -72,7 +72,7 @@ def find_cells(source: NodeSet, target: NodeSet) -> IntArray:
     cells = _Cells.of(source.cells, start)
     found = np.full(len(end), cells.num_cells, np.int64)
     for near in _by_size(cells, on_sphere=source.on_sphere, tied=tied):
-        for rows in blocks(len(end), neighbours.BLOCK_ROWS):
+        for rows in blocks(len(end), BLOCK_ROWS):
             np.minimum(found[rows], near.first_containing(end[rows]), out=found[rows])
     found[found == cells.num_cells] = -1
     return found
@@ -129,7 +129,7 @@ def _turns(places: FloatArray, corners: IntArray) -> Signs:
     num, width = corners.shape
     turn = np.empty(num, np.int8)
     bent: list[int] = []
-    for rows in blocks(num, neighbours.BLOCK_ROWS):
+    for rows in blocks(num, BLOCK_ROWS):
         of_rows = [places[corners[rows, at]] for at in range(width)]
         signs = [orientations(of_rows[i], of_rows[(i + 1) % width], of_rows[(i + 2) % width]) for i in range(width)]
         left, right = (np.stack(signs) > 0).any(axis=0), (np.stack(signs) < 0).any(axis=0)
@@ -176,7 +176,7 @@ def _by_size(cells: _Cells, *, on_sphere: bool, tied: float) -> Iterator[_SizeCl
     """Sort cells with area into classes of half the size each: a large one then slows down no small ones."""
     rows = np.flatnonzero(cells.turn)
     centres, reach = np.empty((len(rows), 3)), np.empty(len(rows))
-    for here in blocks(len(rows), neighbours.BLOCK_ROWS):
+    for here in blocks(len(rows), BLOCK_ROWS):
         corners = cells.places[cells.corners[rows[here]]]
         centre = corners.mean(axis=1)
         if on_sphere:  # the cap round it that reaches the corners contains the cell, if it is less than half

@@ -13,14 +13,11 @@ import numpy as np
 from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import blocks
-from scidata.meshes.order.neighbours import make_tree
+from scidata.meshes.order.neighbours import BLOCK_ROWS, MAX_PAIRS, distances_of, make_tree, nearest_rows
 from scidata.meshes.sets.node_set import NodeSet, positions_of, sin_cos
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
-
-BLOCK_ROWS = 1 << 14  # of targets at once
-_MAX_PAIRS = 1 << 21  # found at once: 100 MB in SciPy's result and the edges made of it
 
 
 def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntArray:
@@ -29,24 +26,13 @@ def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntA
     The k-nearest-neighbour edges of AIFS (Lang et al., "AIFS - ECMWF's data-driven forecasting system",
     arXiv:2406.01465) and of Keisler, "Forecasting global weather with graph neural networks", arXiv:2202.07575.
 
-    Parameters
-    ----------
-    source, target
-        Distances are straight lines: through the sphere, where both are on one, which orders as arcs do. A set to
-        itself has each node among its own nearest.
-    num_neighbours
-        Sources of each target, 1 to ``source.num_nodes``. Sources whose distances differ by less than
-        ``node_set.TIED`` are equally far, and of these the first rows are taken.
+    ``source, target``: distances are straight lines: through the sphere, where both are on one, which orders as arcs
+    do. A set to itself has each node among its own nearest.
+    ``num_neighbours``: sources of each target. Those whose distances differ by less than ``TIED`` are equally far, and
+    of these the first rows are taken.
 
-    Returns
-    -------
-    edge_index
-        ``(2, target.num_nodes * num_neighbours)`` int64: sources, targets, by target, then source.
-
-    Raises
-    ------
-    ConfigError
-        More neighbours than there are sources, or sets in different spaces.
+    Returns ``(2, target.num_nodes * num_neighbours)`` int64: sources, targets, by target, then source. Raises
+    ConfigError: more neighbours than there are sources, or sets in different spaces.
     """
     start, end, tied = positions_of(source, target)
     if not 1 <= num_neighbours <= len(start):
@@ -63,28 +49,6 @@ def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntA
     return edge_index
 
 
-def nearest_rows(tree: cKDTree, points: FloatArray, num: int, tied: float) -> IntArray:
-    """Return the nearest rows of a tree, ``(num_points, num)``, ascending; of those equally far the first."""
-    found = np.empty((len(points), num), np.int64)
-    todo, width = np.arange(len(points)), num + 2
-    while len(todo):
-        width = min(width, tree.n)
-        left = []
-        for part in blocks(len(todo), max(_MAX_PAIRS // width, 1)):
-            rows = todo[part]
-            far, near = tree.query(points[rows], k=np.arange(1, width + 1))
-            distance = _distances(tree.data[near], points[rows, None], tree.boxsize)
-            last = np.partition(distance, num - 1, axis=1)[:, num - 1 : num]
-            # a source that the tree left out could still be as far as the last that is taken
-            whole = (far[:, -1] > last[:, 0] + 2 * tied) | (width == tree.n)
-            group = np.where(distance < last - tied, 0, np.where(distance <= last + tied, 1, 2))
-            keys = np.sort(group * tree.n + near, axis=1)[whole, :num]
-            found[rows[whole]] = np.sort(keys % tree.n, axis=1)
-            left.append(rows[~whole])
-        todo, width = np.concatenate(left), 4 * width
-    return found
-
-
 def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
     """Return an edge to each target from every source that lies at most ``radius`` away.
 
@@ -92,23 +56,11 @@ def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
     Science 382, 2023, supplement 3): its radius is ``0.6 * longest_edge(mesh, edges of the finest level)``. The cut-off
     edges of anemoi-graphs: theirs is a factor times the largest distance of a target from its nearest neighbour.
 
-    Parameters
-    ----------
-    source, target
-        Sets in one space.
-    radius
-        A straight line in the points' units; on a sphere a chord of the unit sphere, 2 at most. An arc of ``a`` degrees
-        has the chord ``2 * sin(a / 2)``. What lies at the radius but for ``node_set.TIED`` is inside.
+    ``radius``: a straight line in the points' units; on a sphere a chord of the unit sphere, 2 at most. An arc of ``a``
+    degrees has the chord ``2 * sin(a / 2)``. What lies at the radius but for ``TIED`` is inside.
 
-    Returns
-    -------
-    edge_index
-        ``(2, num_edges)`` int64: sources, targets, by target, then source. A set to itself has self-loops.
-
-    Raises
-    ------
-    ConfigError
-        A radius that is not positive and finite, targets without a source, or sets in different spaces.
+    Returns ``(2, num_edges)`` int64: sources, targets, by target, then source; a set to itself has self-loops. Raises
+    ConfigError: a radius that is not positive and finite, targets without a source, or sets in different spaces.
     """
     if not (np.isfinite(radius) and radius > 0):
         raise ConfigError(f"the radius of edges must be positive and finite, not {radius}")
@@ -129,14 +81,14 @@ def pairs_in_radius(tree: cKDTree, points: FloatArray, rows: slice, radius: floa
     """Yield sources and targets ``(2, num)`` of pairs that are near, for blocks with not too many of them each."""
     part = make_tree(points[rows], tree.boxsize)
     reach = radius * (1 + 1e-9)  # which of the pairs that lie at the radius a tree returns depends on its blocks
-    if part.n > 1 and part.count_neighbors(tree, reach) > _MAX_PAIRS:
+    if part.n > 1 and part.count_neighbors(tree, reach) > MAX_PAIRS:
         middle = (rows.start + rows.stop) // 2
         yield from pairs_in_radius(tree, points, slice(rows.start, middle), radius)
         yield from pairs_in_radius(tree, points, slice(middle, rows.stop), radius)
         return
     pairs = part.sparse_distance_matrix(tree, reach, output_type="ndarray")
     near, at = pairs["j"].astype(np.int64), pairs["i"].astype(np.int64)
-    inside = _distances(tree.data[near], part.data[at], tree.boxsize) <= radius
+    inside = distances_of(tree.data[near], part.data[at], tree.boxsize) <= radius
     yield np.stack([near[inside], at[inside] + rows.start])
 
 
@@ -183,19 +135,8 @@ def longest_edge(nodes: NodeSet, edge_index: IntArray, target: NodeSet | None = 
     longest = 0.0
     for rows in blocks(edge_index.shape[1], 1 << 17):
         source_rows, target_rows = edge_index[:, rows]
-        longest = max(longest, float(_distances(start[source_rows], end[target_rows]).max()))
+        longest = max(longest, float(distances_of(start[source_rows], end[target_rows]).max()))
     return longest
-
-
-def _distances(one: FloatArray, other: FloatArray, width: FloatArray | None = None) -> FloatArray:
-    """Return distances along the last dimension, to nearest images in a ``width``, of the same bits in any block."""
-    total = np.zeros(np.broadcast_shapes(one.shape[:-1], other.shape[:-1]))
-    for column in range(one.shape[-1]):
-        away = one[..., column] - other[..., column]
-        if width is not None and width[column]:
-            away = np.minimum(np.abs(away), width[column] - np.abs(away))
-        total += away**2
-    return np.sqrt(total, out=total)
 
 
 _BLOCK = 1 << 16

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
-from scidata.meshes.order.neighbours import make_tree
-from scidata.meshes.sets.node_set import TIED, NodeSet
+from scidata.meshes.order.neighbours import TIED, make_tree
+from scidata.meshes.sets.node_set import NodeSet
 
 Degrees = tuple[npt.ArrayLike, npt.ArrayLike]
 # Triangles with sides this many times longer than the median one's longest span gaps, not cells.

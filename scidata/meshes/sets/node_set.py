@@ -10,6 +10,7 @@ from scidata.core.types import FloatArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import blocks
+from scidata.meshes.order.neighbours import TIED
 from scidata.meshes.order.positions import finite_points
 
 _BLOCK = 1 << 16
@@ -55,9 +56,6 @@ def degrees_of(vectors: FloatArray) -> FloatArray:
     return out
 
 
-#: Distances that differ by less are taken for equal, as a share of the unit sphere's radius or of the largest
-#: coordinate: rounding makes 1e-15 of it, and must not tell nodes apart that are equally far by symmetry.
-TIED = 1e-12
 # Latitudes may be beyond the poles by that many degrees: 90 in radians of float32 is 90.0000025.
 _BEYOND = 1e-5
 

@@ -21,17 +21,11 @@ from scidata.meshes.order.faces import AlongMesh, along_mesh_edges, edges_across
 from scidata.meshes.order.faults import Finding
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
 from scidata.meshes.order.ids import NodeIds, id_bits, id_dtype, stable_sort
-from scidata.meshes.order.measures import BOUNDARY, SIZES, measures_of_cells, measures_of_nodes
-from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.measures import BOUNDARY, SIZES, measures_of_cells, measures_of_nodes, triangles_of
+from scidata.meshes.order.neighbours import near_edges
 from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.order.shuffle import SHUFFLE, leaf_rows_of, shuffled
-from scidata.meshes.order.surfaces import (
-    border_of,
-    curvature_of_cells,
-    curvature_of_nodes,
-    signed_distance,
-    triangles_of,
-)
+from scidata.meshes.order.surfaces import border_of, curvature_of_cells, curvature_of_nodes, signed_distance
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.meshes.samples import read_samples
 from scidata.store.format.arrays import stored_dtype
@@ -188,9 +182,7 @@ def _edges_of(raw: RawSample) -> dict[str, IntArray]:
     if raw.points is None:
         raise ConfigError(f"sample {raw.name}: edges={raw.edges!r} need coordinates, and it has none")
     points = raw.points[:, :2] if raw.on_sphere else raw.points
-    if rule == "knn":
-        return {"edge": knn_edges(points, int(number), on_sphere=raw.on_sphere, period=raw.period)}
-    return {"edge": radius_edges(points, number, on_sphere=raw.on_sphere, period=raw.period)}
+    return {"edge": near_edges(points, rule, number, on_sphere=raw.on_sphere, period=raw.period)}
 
 
 def order_of(
@@ -290,7 +282,7 @@ def _surface(path: str, points: FloatArray, cells: RawCells | None) -> tuple[Flo
     surface = read_samples(path, kind="mesh").header(0).read()
     if surface.points is None or surface.cells is None or surface.points.shape[1] != 3:
         raise ConfigError(f"{path}: sdf: is no surface in space")
-    return surface.points, triangles_of(surface.cells, f"{path}: sdf")
+    return surface.points, triangles_of(surface.cells)
 
 
 def _moved(data: FieldData, entity: str) -> FieldData:

@@ -7,23 +7,25 @@ that are equally far the first rows are taken: so any number of parts has the ed
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scidata.core.index_map import IndexMap
-from scidata.core.types import AnyArray, FloatArray, IntArray
+from scidata.core.types import AnyArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import blocks
-from scidata.meshes.order.neighbours import make_tree, wrapped
+from scidata.meshes.order.neighbours import BLOCK_ROWS, TIED, chord, make_tree, nearest_others, wrapped
 from scidata.meshes.sample import parse_edges
-from scidata.meshes.sets.neighbours import BLOCK_ROWS, nearest_rows, pairs_in_radius
-from scidata.meshes.sets.node_set import TIED
+from scidata.meshes.sets.neighbours import pairs_in_radius
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.write import search_space
 from scidata.store.reading.part import LocalTopology
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.topology import chord, rows_within
+from scidata.store.reading.topology import rows_within
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,29 +54,21 @@ class NearEdges:
         """Return the radius as a straight line."""
         return chord(self.number) if on_sphere else self.number
 
-    def into(
-        self, points: FloatArray, first: int, stop: int, *, on_sphere: bool, largest: float, width: FloatArray | None
-    ) -> IntArray:
-        """Return the edges that end at ``points[first:stop]``, ``(2, num)`` int64: sources, targets, by target.
+    def into(self, tree: cKDTree, own: slice, *, on_sphere: bool, largest: float) -> IntArray:
+        """Return the edges that end at the ``own`` points of a tree, ``(2, num)`` int64: sources, targets, by target.
 
-        ``points`` are all that can be neighbours, in the order of their rows, where distances are Euclidean, or those
-        of the nearest images in a ``width``; they count as equal by the ``largest`` coordinate of the whole sample. No
-        point is its own neighbour.
+        The tree has all that can be neighbours, in the order of their rows. Distances, to nearest images where it
+        wraps, count as equal by the ``largest`` coordinate of the whole sample. No point is its own neighbour.
         """
-        own, tied, tree = points[first:stop], TIED * largest, make_tree(points, width)
-        num = min(int(self.number) + 1, len(points))
-        found = [np.empty((2, 0), np.int64)]
-        for rows in blocks(len(own), BLOCK_ROWS) if len(own) else ():
-            if self.rule == "radius":
-                found += pairs_in_radius(tree, own, rows, self.reach(on_sphere=on_sphere) + tied)
-                continue
-            near = nearest_rows(tree, own[rows], num, tied)
-            at = np.arange(rows.start, rows.start + len(near))
-            itself = near == at[:, None] + first
-            itself[~itself.any(axis=1), -1] = True  # so many points in one place that it is not among the first
-            found.append(np.stack([near[~itself], np.repeat(at, num - 1)]))
-        source, target = np.concatenate(found, axis=1)
-        edges = np.stack([source, target + first])[:, source != target + first]
+        tied = TIED * largest
+        if self.rule == "knn":
+            source, target = nearest_others(tree, own, int(self.number), tied)
+        else:
+            points, reach, found = tree.data[own], self.reach(on_sphere=on_sphere) + tied, [np.empty((2, 0), np.int64)]
+            for rows in blocks(len(points), BLOCK_ROWS) if len(points) else ():
+                found += pairs_in_radius(tree, points, rows, reach)
+            source, target = np.concatenate(found, axis=1) + np.array([[0], [own.start]])
+        edges = np.stack([source, target])[:, source != target]
         return edges[:, np.lexsort(edges)]
 
     def added(self, topology: LocalTopology, info: SampleInfo, rows: IntArray, pos: AnyArray) -> LocalTopology:
@@ -83,14 +77,13 @@ class NearEdges:
         ``rows`` are the ids of all that can be neighbours, sorted, its own among them; ``pos`` are as stored.
         """
         own, on_sphere = topology.index_maps[info.entity], info.on_sphere
-        first, stop = np.searchsorted(rows, own.owned).tolist()
         points, width = wrapped(search_space(pos, on_sphere=on_sphere), info.period)
-        where: dict[str, Any] = {"on_sphere": on_sphere, "largest": _largest(info, points)}
-        found = rows[self.into(points, first, stop, **where, width=width if width.any() else None)]
+        here, largest = slice(*np.searchsorted(rows, own.owned).tolist()), _largest(info, points)
+        found = rows[self.into(make_tree(points, width), here, on_sphere=on_sphere, largest=largest)]
         outside = found[0, (found[0] < own.owned[0]) | (found[0] >= own.owned[1])]
-        here = IndexMap(bounds=own.bounds, part=own.part, ghosts=np.union1d(own.ghosts, outside), key=own.key)
-        edges = np.stack([here.to_local(ends) for ends in found])
-        maps, far = {**topology.index_maps, info.entity: here}, {"edge": edges[:, :0]}
+        held = IndexMap(bounds=own.bounds, part=own.part, ghosts=np.union1d(own.ghosts, outside), key=own.key)
+        edges = np.stack([held.to_local(ends) for ends in found])
+        maps, far = {**topology.index_maps, info.entity: held}, {"edge": edges[:, :0]}
         return replace(topology, index_maps=maps, relations={"edge": edges}, far_relations=far)
 
     def candidates(self, access: RowAccess, info: SampleInfo, start: int, stop: int) -> IntArray:
@@ -101,10 +94,9 @@ class NearEdges:
         if self.rule == "radius":
             reach = self.reach(on_sphere=on_sphere)
         elif stop - start > self.number:  # those of its own bound how far the nearest of all lie
-            rows = access.rows(f"{info.entity}/pos", start, stop)
-            own, width = wrapped(search_space(rows, on_sphere=on_sphere), info.period)
-            tree = make_tree(own, width if width.any() else None)
-            reach = float(tree.query(own, k=[int(self.number) + 1])[0].max())
+            pos = search_space(access.rows(f"{info.entity}/pos", start, stop), on_sphere=on_sphere)
+            own, width = wrapped(pos, info.period)
+            reach = float(make_tree(own, width).query(own, k=[int(self.number) + 1])[0].max())
         else:
             return np.arange(num_rows)
         slack = 4 * TIED * _largest(info, np.empty(0))

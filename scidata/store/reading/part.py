@@ -90,6 +90,7 @@ class LocalPart(LocalTopology):
     fields: Mapping[str, Array]
     stats: ReadStats = field(default_factory=ReadStats)
     number: int | list[int] | None = None
+    values: Mapping[str, object] = field(default_factory=dict)  # of the whole sample, besides the stored ones
 
     def arrays(self) -> dict[str, Array]:
         """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""

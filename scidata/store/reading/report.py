@@ -11,7 +11,7 @@ import numpy as np
 from scidata.errors import ConfigError, FieldMismatchError
 from scidata.meshes.hetero import rows_named
 from scidata.meshes.order.csr import CSR, csr_from_edges
-from scidata.meshes.order.neighbours import knn_edges
+from scidata.meshes.order.neighbours import near_edges
 from scidata.meshes.order.quality import Quality, measure_quality
 from scidata.store.format.manifest import StoredMoments
 from scidata.store.format.samples import Samples
@@ -153,7 +153,7 @@ def _quality(store: Store, index: int, num_parts: Sequence[int]) -> tuple[Qualit
         return None, "none", [f"sample {index} has neither edges nor positions: its order cannot be judged"]
     if num_rows > _MANY_POINTS:
         return None, "none", [f"sample {index} has {num_rows} points and no edges: its order is not judged"]
-    src_dst = knn_edges(points, _NEIGHBOURS, on_sphere=info.on_sphere)
+    src_dst = near_edges(points, "knn", _NEIGHBOURS, on_sphere=info.on_sphere)
     csr = csr_from_edges(src_dst[0], src_dst[1], num_rows)
     return measure_quality(csr, points, num_parts=num_parts), f"each point's {_NEIGHBOURS} nearest others", []
 

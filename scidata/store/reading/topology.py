@@ -11,7 +11,7 @@ import numpy as np
 from scidata.core.index_map import IndexMap
 from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
 from scidata.meshes.order.ids import NodeIds, ranges
-from scidata.meshes.order.neighbours import make_tree, wrapped
+from scidata.meshes.order.neighbours import chord, make_tree, wrapped
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
 from scidata.store.format.write import BLOCK_ROWS, search_space
@@ -127,11 +127,6 @@ def _by_row(steps: Sequence[_Edges]) -> tuple[IntArray, IntArray, IntArray]:
     return rows[order], src[order], dst[order]
 
 
-def chord(degrees: float) -> float:
-    """Return how far apart the ends of an arc of the unit sphere lie."""
-    return float(2 * np.sin(np.deg2rad(min(degrees, 180.0)) / 2))
-
-
 def rows_within(access: RowAccess, info: SampleInfo, start: int, stop: int, reach: float) -> IntArray:
     """Return the rows outside ``[start, stop)`` at most ``reach`` away from one inside, sorted.
 
@@ -143,7 +138,7 @@ def rows_within(access: RowAccess, info: SampleInfo, start: int, stop: int, reac
         return np.empty(0, np.int64)
     own = search_space(access.rows(path, start, stop), on_sphere=on_sphere)
     images, width = wrapped(own, info.period)
-    tree = make_tree(images, width if width.any() else None)
+    tree = make_tree(images, width)
     boxes = access.rows("blocks/bbox", 0, -(-num_rows // BLOCK_ROWS))
     blocks = np.arange(len(boxes), dtype=np.int64)
     blocks = blocks[(blocks * BLOCK_ROWS < start) | (np.minimum((blocks + 1) * BLOCK_ROWS, num_rows) > stop)]

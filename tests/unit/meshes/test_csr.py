@@ -16,7 +16,7 @@ from scidata.meshes.order.csr import csr_from_edges, symmetrise
 from scidata.meshes.order.cuts import cut_bounds, prefix_of
 from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.ids import low_ids, pair_keys
-from scidata.meshes.order.neighbours import knn_edges, radius_edges
+from scidata.meshes.order.neighbours import near_edges
 from scidata.meshes.order.quality import measure_quality, quality_of_parts
 
 
@@ -251,7 +251,7 @@ def test_edges_of_a_mesh_are_those_of_its_triangulation(dims):
 @given(st.integers(0, 30), st.integers(1, 6), st.integers(0, 2**32 - 1), st.booleans())
 def test_nearest_neighbours_are_the_nearest_others(num_points, num_neighbours, seed, duplicated):
     points = np.random.default_rng(seed).integers(0, 4 if duplicated else 10_000, (num_points, 2)).astype(float)
-    src, dst = knn_edges(points, num_neighbours)
+    src, dst = near_edges(points, "knn", num_neighbours)
     wanted = max(min(num_neighbours, num_points - 1), 0)
     assert dst.tolist() == np.repeat(np.arange(num_points), wanted).tolist()
     for point in range(num_points):
@@ -265,18 +265,18 @@ def test_nearest_neighbours_are_the_nearest_others(num_points, num_neighbours, s
 
 def test_radius_edges_are_all_close_pairs():
     points = np.random.default_rng(0).random((120, 3))
-    found = set(map(tuple, radius_edges(points, 0.3).T.tolist()))
+    found = set(map(tuple, near_edges(points, "radius", 0.3).T.tolist()))
     distances = np.linalg.norm(points[:, None] - points[None], axis=2)
     assert found == {(i, j) for i, j in np.argwhere(distances <= 0.3).tolist() if i != j}
-    assert radius_edges(points, 1e-9).shape == (2, 0)
-    assert radius_edges(points[:0], 1.0).shape == (2, 0)
+    assert near_edges(points, "radius", 1e-9).shape == (2, 0)
+    assert near_edges(points[:0], "radius", 1.0).shape == (2, 0)
 
 
 def test_edges_between_points_of_a_sphere_cross_the_date_line():
     lonlat = np.array([[179.5, 0.0], [-179.5, 0.0], [170.0, 0.0]])
-    assert set(map(tuple, radius_edges(lonlat, 1.001, on_sphere=True).T.tolist())) == {(0, 1), (1, 0)}
-    assert radius_edges(lonlat, 0.999, on_sphere=True).shape == (2, 0)
-    assert knn_edges(lonlat, 1, on_sphere=True)[0].tolist() == [1, 0, 0]
+    assert set(map(tuple, near_edges(lonlat, "radius", 1.001, on_sphere=True).T.tolist())) == {(0, 1), (1, 0)}
+    assert near_edges(lonlat, "radius", 0.999, on_sphere=True).shape == (2, 0)
+    assert near_edges(lonlat, "knn", 1, on_sphere=True)[0].tolist() == [1, 0, 0]
 
 
 @settings(deadline=None, max_examples=30)
@@ -288,22 +288,23 @@ def test_edges_across_a_periodic_border_are_those_of_the_nearest_images(num_poin
     away = points[:, None] - points[None]
     away -= width * np.round(away / np.where(width > 0, width, np.inf))
     distances = np.linalg.norm(away, axis=2)
-    found = radius_edges(points, 0.3, period=period)
+    found = near_edges(points, "radius", 0.3, period=period)
     expected = {(i, j) for i, j in np.argwhere(distances <= 0.3).tolist() if i != j}
     assert set(map(tuple, found.T.tolist())) == expected
     wanted = min(3, num_points - 1)
-    src, dst = knn_edges(points, 3, period=period)
+    src, dst = near_edges(points, "knn", 3, period=period)
     np.fill_diagonal(distances, np.inf)
-    assert np.allclose(distances[dst, src].reshape(-1, wanted), np.sort(distances, axis=1)[:, :wanted])
+    found = np.sort(distances[dst, src].reshape(-1, wanted))
+    assert np.allclose(found, np.sort(distances, axis=1)[:, :wanted])
 
 
 def test_arguments_of_neighbours_are_checked():
     points = np.zeros((3, 2))
     with pytest.raises(ConfigError, match="at least 1 neighbour"):
-        knn_edges(points, 0)
+        near_edges(points, "knn", 0)
     for radius in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(ConfigError, match="positive and finite"):
-            radius_edges(points, radius)
+            near_edges(points, "radius", radius)
 
 
 @settings(deadline=None)

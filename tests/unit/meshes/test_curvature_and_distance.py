@@ -1,5 +1,7 @@
 """Curvature and signed distance as fields of a store: against spheres, cylinders and tori, and against brute force."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -146,6 +148,10 @@ def test_stores_have_the_distance_to_a_file_each_and_to_their_own_boundary(tmp_p
     options = {"kind": "points", "geometry": {"sdf": "{folder}/car_*.h5"}}
     scidata.partition(str(tmp_path / "run_*" / "flow.h5"), tmp_path / "flow", **options)
     ds = scidata.open_dataset(tmp_path / "flow")
+    assert [Path(path).name for path in ds[1].source[0].inputs] == ["flow.h5", "car_1.h5"]
+    write(tmp_path / "run_1" / "car_1.h5", points * 3, triangles)  # resuming finds out that it has changed
+    with pytest.raises(ConfigError, match=r"car_1\.h5"):
+        scidata.partition(str(tmp_path / "run_*" / "flow.h5"), tmp_path / "flow", resume=True, **options)
     for index, cloud in enumerate(clouds):
         sample = ds[index]
         assert np.array_equal(sample["pos"].numpy(), cloud[sample.original_id("point").numpy()])
@@ -165,6 +171,7 @@ def test_stores_have_the_distance_to_a_file_each_and_to_their_own_boundary(tmp_p
     [
         ("curvatur", UnknownNameError, "did you mean 'curvature'"),
         ("sdf", ConfigError, "sdf=car.stl"),
+        (5, ConfigError, "geometry=5: expected a name"),
         ({"sdf": "open.h5"}, ConfigError, "no inside: 4 edges of its 2 triangles"),
         ({"sdf": "*.h5"}, ConfigError, "leads to 3 files"),
         ("volume", ConfigError, "no volume, but area"),

@@ -562,7 +562,7 @@ def test_full_disk(tmp_path: Path) -> None:
 
 
 def test_flags_that_are_none(files: list[Path], tmp_path: Path) -> None:
-    for name in ("geometry", "overwrite", "resume", "dry_run", "allow_missing", "allow_external"):
+    for name in ("overwrite", "resume", "dry_run", "allow_missing", "allow_external"):
         with pytest.raises(ConfigError, match=f"{name}='yes': expected True or False"):
             partition(files[0], tmp_path / "s", **{name: "yes"})  # type: ignore[arg-type]
     assert not (tmp_path / "s").exists()

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from scidata.errors import ConfigError
+from scidata.meshes import order
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.neighbours import TIED
 from scidata.meshes.sets import containing, neighbours
 from scidata.meshes.sets.containing import containing_cell_edges, find_cells, orientations
 from scidata.meshes.sets.grids import lat_lon, latitude_longitude
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge, nearest_edges, radius_edges
-from scidata.meshes.sets.node_set import TIED, NodeSet, degrees_of, unit_vectors
+from scidata.meshes.sets.node_set import NodeSet, degrees_of, unit_vectors
 
 # round angles make ties; the poles and both sides of the date line are among them
 angles = st.one_of(st.integers(-24, 48).map(lambda i: 15.0 * i), st.floats(-360, 720))
@@ -110,8 +112,10 @@ def test_no_block_size_changes_anything(rows, monkeypatch):
         radius_edges(grid, mesh, radius), nearest_edges(mesh, grid, 4), containing_cell_edges(mesh, grid),
         containing_cell_edges(grid, mesh), radius_edges(mesh, mesh, longest_edge(mesh, multi_mesh_edges([3]))),
     ]  # fmt: skip
-    monkeypatch.setattr(neighbours, "BLOCK_ROWS", rows)
-    monkeypatch.setattr(neighbours, "_MAX_PAIRS", 10 * rows)
+    for module in (neighbours, order.neighbours, containing):
+        monkeypatch.setattr(module, "BLOCK_ROWS", rows)
+    for module in (neighbours, order.neighbours):
+        monkeypatch.setattr(module, "MAX_PAIRS", 10 * rows)
     monkeypatch.setattr(containing, "_MAX_PAIRS", 10 * rows)
     monkeypatch.setattr(containing, "_BLOCK", rows)
     after = [

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from scidata.core.cache import Cache
 from scidata.shard.base import ShardBase
+from scidata.shard.comm.functions import linear
 from scidata.shard.op_table import TorchFunction, find, getters
 from scidata.shard.spec import UNKNOWN, ShardSpec, Strides, row_major
 from scidata.shard.torch_internals import inferring, kernels, tree_leaves, tree_map_only
@@ -180,6 +181,8 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return ()
     if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
         return () if memory_of(tensors[0]) else (None,)
+    if func is Tensor.__getitem__ and len(tensors) > 1 and _has_ties(tensors[0]):
+        return ()
     if func is F.scaled_dot_product_attention and len(args) > 2 and _is_two_products(tensors, args, kwargs):
         return (None,)
     if func in _AS_ADD:
@@ -195,13 +198,20 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
             continue
         try:
             with inferring(fake=fake):
-                made, options = tree_map_only(Tensor, partial(_stand_in, fake=fake), (args, kwargs))
+                make = partial(_stand_in, fake=fake, exact=func is torch.einsum)  # that of bfloat16 is inferred wrongly
+                made, options = tree_map_only(Tensor, make, (args, kwargs))
                 result = func(*made, **options)
         except Exception:
             continue
         results = result if isinstance(result, tuple | list) else [result]
         return tuple(memory_of(x) if isinstance(x, Tensor) else UNKNOWN for x in results)
     return ()
+
+
+def _has_ties(x: Tensor) -> bool:
+    """Whether a dim of one row has the stride of another: kernels of indices order these otherwise than inferred."""
+    strides = memory_of(x) or ()
+    return any(n == 1 and strides.count(step) > 1 for n, step in zip(x.shape, strides, strict=False))
 
 
 def _is_two_products(tensors: Sequence[Tensor], args: _Args, kwargs: _Kwargs) -> bool:
@@ -293,12 +303,13 @@ def _keyed(values: Iterable[object]) -> tuple[object, ...]:
     return tuple(found)
 
 
-def _stand_in(x: Tensor, fake: bool) -> Tensor:
-    """Return a tensor without values, of the same shape, strides and dtype."""
+def _stand_in(x: Tensor, fake: bool, exact: bool) -> Tensor:
+    """Return a tensor without values, of the same shape, strides and dtype; if ``exact``, of float64 for floats."""
     strides = strides_of(x)
     if strides is UNKNOWN:
         raise ValueError("a tensor whose strides are not known")
-    made = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device if fake else "meta")
+    dtype = torch.float64 if exact and x.is_floating_point() else x.dtype
+    made = torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device if fake else "meta")
     return made.requires_grad_(x.requires_grad)
 
 
@@ -351,5 +362,13 @@ def dense(memory: Strides | None, shape: Sequence[int]) -> Strides | None:
 
 def laid_out(x: Tensor, strides: Strides) -> Tensor:
     """Return a copy of a plain tensor that has these strides."""
-    single = x[tuple([slice(0, 1) if step == 0 else slice(None) for step in strides])]  # expanded dims once
-    return torch.empty_strided(single.shape, strides, dtype=x.dtype, device=x.device).copy_(single).expand(x.shape)
+    if 0 in strides:  # by slices of x, the first row of an expanded dim would have the gradients of all
+        return linear(_expanded, lambda grad, _: grad.clone(), x, strides)
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _expanded(x: Tensor, strides: Strides) -> Tensor:
+    once = tuple([slice(0, 1) if step == 0 else slice(None) for step in strides])
+    result = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+    result[once].copy_(x[once])
+    return result

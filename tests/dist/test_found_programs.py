@@ -298,6 +298,18 @@ FOUND = {
         ["v0 = x1 * 2", "v0.view(3, 5, 1)[...] = x0.tensor_split(3, -1)[0]"],
         0,
     ),
+    "each row of an expanded tensor has a gradient of its own": (
+        (2,),
+        [given("x0", (1, 4), (0, (0, 1)), grad=True)],
+        ["v0 = x0.expand(3, -1)", "v0.retain_grad()", "total(v0.gather(0, (v0 > 0).long() * 2)).backward()"],
+        0,
+    ),
+    "rows of what has one row at the stride of another dim": (
+        (2,),
+        [given("x0", (2, 6, 1, 4), (3, (4, 0)))],
+        ["v0 = x0.swapaxes(0, 2)[:, torch.tensor([2, 2])]"],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

@@ -36,7 +36,7 @@ def as_many(rank: int, num_ranks: int, check: Callable[..., Any], arguments: tup
         transport._FEW = few
 
 
-@pytest.mark.slow_for("cases", "reductions")  # the others reduce in each way, too
+@pytest.mark.slow_for("cases", "formulas", "reductions")  # the others reduce in each way, too
 @pytest.mark.parametrize("name", CHECKS)
 def test_as_one_process(name: str) -> None:
     num_ranks, check, arguments = CHECKS[name]

@@ -130,7 +130,7 @@ def read_store(rank: int, num_ranks: int, path: str, cache: str) -> float:
     return fetched
 
 
-@pytest.mark.slow_for("2")
+@pytest.mark.slow_for("1", "2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_ranks_share_blocks_of_a_store(mesh_store: str, tmp_path: Path, num_ranks: int) -> None:
     cache = str(tmp_path)

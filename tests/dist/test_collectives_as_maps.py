@@ -190,6 +190,7 @@ def check(rank, num_ranks):
                 raise AssertionError(f"{name} {what.__name__}") from error
 
 
+@pytest.mark.slow_for("4")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_as_in_one_process(num_ranks):
     run_ranks(check, num_ranks)

@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow_for("2-50")
 @pytest.mark.parametrize(("num_ranks", "steps"), [(2, 1), (3, 2), (2, 50)])
 def test_what_differs_is_named_on_all_ranks(folder, num_ranks, steps):
     names = [*ARGUMENTS, *ALIKE, *ORDERS]

@@ -79,6 +79,7 @@ def shares_members(rank: int, num_ranks: int, path: str, folder: str) -> tuple[i
 DIMS = ("batch", "lat", "lon")
 
 
+@pytest.mark.slow_for("3")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_ranks_of_an_axis_share_members(forecasts: str, tmp_path: Any, num_ranks: int) -> None:
     found = np.array(run_ranks(shares_members, num_ranks, forecasts, str(tmp_path)))

@@ -195,7 +195,7 @@ def _leading(part: torch.Tensor) -> torch.Tensor:
     return part.reshape(len(part), -1, *part.shape[-2:])
 
 
-@pytest.mark.slow_for("2-1")
+@pytest.mark.slow_for("4-2", "2-1")
 @pytest.mark.filterwarnings("ignore:.*a gap in steps of 6 hours")
 @pytest.mark.parametrize(("num_ranks", "dp"), [(1, 1), (2, 1), (3, 1), (4, 2)])
 def test_every_way_of_reading_gives_the_same_steps(store: str, tmp_path: Path, num_ranks: int, dp: int) -> None:

@@ -74,7 +74,7 @@ def check_sample(sample: Any, whole: Any, path: str, time: int) -> None:
             assert torch.equal(sample[f"{relation}/length"].to_local(), length)
 
 
-@pytest.mark.slow_for("2")
+@pytest.mark.slow_for("1", "2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_samples_are_the_file(folder: Path, num_ranks: int) -> None:
     found = np.array(run_ranks(check_samples, num_ranks, str(folder)))

@@ -70,6 +70,7 @@ def check_convolutions(rank, num_ranks):
     check_cases(CASES, num_ranks)
 
 
+@pytest.mark.slow_for("4")
 @RANKS
 def test_convolutions(num_ranks):
     run_ranks(check_convolutions, num_ranks)

@@ -53,6 +53,7 @@ def trains(rank, num_ranks, strategy, dp, domain, micro, clip, recompute):
     assert_equal_models(model, alone)
 
 
+@pytest.mark.slow_for("fsdp-3-1")
 @pytest.mark.parametrize(("dp", "domain"), DP_X_DOMAIN)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_five_adam_steps_are_those_of_one_process(strategy, dp, domain):

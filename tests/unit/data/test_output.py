@@ -324,6 +324,7 @@ def test_a_packed_file_that_is_cut_off_at_its_end(
 # -- object stores ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("zarr2")
 @pytest.mark.parametrize("format", ["zarr", "zarr2"])
 def test_to_an_object_store(ds: Any, tmp_path: Path, format: Any) -> None:
     pytest.importorskip("moto")

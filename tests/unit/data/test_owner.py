@@ -212,6 +212,7 @@ def keys(server: Any, name: str) -> dict[str, str]:
     return {each["Key"]: each["ETag"] for each in found}
 
 
+@pytest.mark.slow_for("zarr2")
 @pytest.mark.parametrize("format", ["zarr", "zarr2"])
 def test_an_object_store_keeps_what_is_finished(ds: Any, server: Any, format: str) -> None:
     url, options = f"s3://{BUCKET}/{format}.zarr", {"storage_options": server.options}

@@ -63,8 +63,9 @@ def expand_paths(
         name = os.path.expanduser(url_of(name, options))
         if not glob.has_magic(name) or os.path.exists(name):
             return samples_of_folder(name) or steps_of(name)
-        found = sorted(glob.glob(name, recursive=True))
-        matches = tuple(step for each in found for step in steps_of(each)) or expand_groups(name)
+        matches = tuple(sorted(glob.glob(name, recursive=True))) or expand_groups(name)
+        if name.lower().endswith(".pvd"):  # one among others, as of "*", would name them twice
+            matches = tuple(step for each in matches for step in steps_of(each))
         if not matches:
             raise FileNotFoundError(f"{name}: no file matches this pattern, nor does a group of a file")
         return matches

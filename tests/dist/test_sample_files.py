@@ -9,6 +9,7 @@ import signal
 import zlib
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import h5py
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 import scidata
 from scidata.errors import ConfigError, OutputError, SciDataError, SourceChangedError
 from scidata.meshes.formats.vtk_pieces import read_vtk
+from scidata.sources.paths import expand_paths
 from scidata.testing import run_ranks
 
 Mesh = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
@@ -137,6 +139,16 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         found = read_vtk(str(path), path.read_bytes())
         assert found.cells is not None
         return found.points, found.cells.connectivity, {**found.point_data, **found.cell_data}
+    if path.suffix == ".xdmf":
+        grid, values = ElementTree.parse(path).getroot()[0][0], dict[str, np.ndarray]()
+        for each in grid:
+            name, _, place = (each[0].text or "").partition(":/")
+            with h5py.File(path.parent / name) as file:
+                values[each.get("Name", each.tag)] = file[place][...]
+            assert tuple(map(int, each[0].get("Dimensions", "").split())) == values[each.get("Name", each.tag)].shape
+        mixed = values.pop("Topology").reshape(-1, 4)
+        assert (mixed[:, 0] == 4).all()
+        return values.pop("Geometry"), mixed[:, 1:].ravel(), values
     with h5py.File(path) as file:
         if path.suffix == ".h5":
             fields = {n.rpartition("/")[2]: file[n][...] for n in ("cp", "wss", "q", "node/wss_model", "node/new")}
@@ -165,7 +177,8 @@ def test_onto_the_sources_files(folder: Path) -> None:
         out = f"onto{num_ranks}{dp}"
         run_ranks(write, num_ranks, str(folder), [(store, f"{out}-{store}/", {}) for store in STORES], dp)
         for store, names in STORES.items():
-            assert sorted(os.listdir(folder / f"{out}-{store}")) == sorted(OUT[name] for name in names)
+            series = ["series.pvd"] if store == "xml" else []
+            assert sorted(os.listdir(folder / f"{out}-{store}")) == sorted([*series, *(OUT[name] for name in names)])
             for name in names:
                 check(folder / f"{out}-{store}" / OUT[name], NAMES.index(name), keeps=True)
         contents.append({name: (folder / f"{out}-xml" / name).read_bytes() for name in map(OUT.get, STORES["xml"])})
@@ -178,7 +191,41 @@ def test_onto_the_sources_files(folder: Path) -> None:
     assert set(again.fields) == {"pos", "cp", "wss", "q", "wss_model", "new"}
 
 
-KINDS = ("vtp", "vtu", "vtkhdf")
+KINDS = {"vtp": "series.pvd", "vtu": "series.pvd", "vtkhdf": "series.hdf", "xdmf": "series.xmf"}
+
+
+def check_series(path: Path, numbers: list[int]) -> None:
+    """Look at the file that lists those of some samples, and at its steps as VTK reads them."""
+    if path.suffix == ".pvd":
+        assert [Path(name).stem for name in expand_paths(str(path))] == ["a_car", "cars_tiny"]
+        return
+    if path.suffix == ".xmf":
+        grids = ElementTree.parse(path).getroot().findall("Domain/Grid/Grid")
+        assert [grid.find("Time").get("Value") for grid in grids] == list(map(str, numbers))  # type: ignore[union-attr]
+        return
+    meshes = [surface(number, 3 if number == 3 else 40) for number in numbers]
+    with h5py.File(path) as file:
+        steps = file["VTKHDF/Steps"]
+        assert steps["Values"][:].tolist() == numbers
+        for name, which in (("Point", 0), ("Cell", 1)):
+            firsts = [0, len(meshes[0][which])]
+            assert steps[f"{name}Offsets"][:].ravel().tolist() == firsts
+            assert all(each[:].tolist() == firsts for each in steps[f"{name}DataOffsets"].values())
+        cp = file["VTKHDF/PointData/cp"][:]
+        assert np.array_equal(cp, np.concatenate([2 * mesh[2]["cp"] for mesh in meshes]))
+    vtk: Any = pytest.importorskip("vtk")
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    reader = vtk.vtkHDFReader()
+    reader.SetFileName(str(path))
+    for step, (points, cells, fields) in enumerate(meshes):
+        reader.SetStep(step)
+        reader.Update()
+        grid = reader.GetOutput()
+        assert np.array_equal(vtk_to_numpy(grid.GetPoints().GetData()), points)
+        assert np.array_equal(vtk_to_numpy(grid.GetCells().GetConnectivityArray()), cells.ravel())
+        assert np.array_equal(vtk_to_numpy(grid.GetCellData().GetArray("q")), fields["q"] + 1)
+        assert np.array_equal(vtk_to_numpy(grid.GetPointData().GetArray("wss_model")), -fields["wss"])
 
 
 def test_new_files(folder: Path) -> None:
@@ -186,9 +233,11 @@ def test_new_files(folder: Path) -> None:
     run_ranks(write, 2, str(folder), jobs)
     for kind in KINDS:
         written = folder / f"new-{kind}"
-        assert set(os.listdir(written)) == {f"a_car.{kind}", f"cars_tiny.{kind}"}
+        every = {f"{name}.{each}" for name in ("a_car", "cars_tiny") for each in (kind, *["h5"] * (kind == "xdmf"))}
+        assert set(os.listdir(written)) == {*every, KINDS[kind]}
         for number, name in ((0, "a_car"), (3, "cars_tiny")):
             check(written / f"{name}.{kind}", number, keeps=False)
+        check_series(written / KINDS[kind], [0, 3])
 
 
 def write_some_and_die(rank: int, num_ranks: int, folder: str) -> None:
@@ -212,7 +261,7 @@ def test_a_killed_run_goes_on(folder: Path) -> None:
     (begun / ".tmp-half.vtp").write_bytes(b"half")
     before = {name: (begun / name).stat().st_mtime_ns for name in os.listdir(begun)}
     run_ranks(write, 3, str(folder), [("xml", "killed", {"resume": True})])
-    assert sorted(os.listdir(folder / "killed")) == sorted(map(OUT.get, STORES["xml"]))
+    assert sorted(os.listdir(folder / "killed")) == sorted(["series.pvd", *map(OUT.get, STORES["xml"])])
     for number, name in enumerate(STORES["xml"]):
         check(folder / "killed" / OUT[name], number, keeps=True)
     kept = [name for name in OUT.values() if name in before]

@@ -36,7 +36,7 @@ from scidata.device_mesh import axes_of
 from scidata.errors import ConfigError, FieldMismatchError, OutputError, near_matches
 
 _FORMATS = ("zarr", "zarr2", "netcdf", "hdf5", "vtkhdf")
-_OF_SAMPLES = ("vtp", "vtu", "vtkhdf")  # that a file a sample may have
+_OF_SAMPLES = ("vtp", "vtu", "vtkhdf", "xdmf")  # that a file a sample may have
 _ZARR = _FORMATS[:2]
 _SUFFIXES = {
     ".zarr": "zarr", ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".h5": "hdf5", ".hdf5": "hdf5",
@@ -55,7 +55,7 @@ def create(
     mesh: DeviceMesh | None = None,
     fields: Sequence[str] | Mapping[str, Mapping[str, Any] | None] | None = None,
     times: Any = None,
-    format: Literal["zarr", "zarr2", "netcdf", "hdf5", "vtkhdf", "vtp", "vtu"] | None = None,
+    format: Literal["zarr", "zarr2", "netcdf", "hdf5", "vtkhdf", "vtp", "vtu", "xdmf"] | None = None,
     chunks: Mapping[str, int] | None = None,
     shards: Mapping[str, int] | None = None,
     codec: Literal["blosc", "lz4", "zstd", "zlib", "none"] | None = None,
@@ -102,12 +102,13 @@ def create(
         What the steps are labelled with: dates, numbers in the units of the source, or a number of steps. Several dims
         of steps as a mapping: ``{"time": starts, "lead": hours}``; then step ``i * len(hours) + k`` is hour ``k`` of
         start ``i``. Default: a step for each sample of ``like``.
-    format : {"zarr", "zarr2", "netcdf", "hdf5", "vtkhdf", "vtp", "vtu"} or None, optional
+    format : {"zarr", "zarr2", "netcdf", "hdf5", "vtkhdf", "vtp", "vtu", "xdmf"} or None, optional
         ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4), ``"hdf5"``, or ``"vtkhdf"`` for ParaView (of meshes, with
         ``topology``); default by the suffix of ``path``. The arrays of a single file lie contiguously, and each rank
         writes its rows where they belong, unless ``codec`` compresses them. Of a file for each sample: None is the
-        source's, if that is VTP, VTU, VTKHDF, HDF5 or OpenFOAM; ``"vtp"``, ``"vtu"`` and ``"vtkhdf"`` are new files
-        of the source's points and cells and the fields alone.
+        source's, if that is VTP, VTU, VTKHDF, HDF5 or OpenFOAM; ``"vtp"``, ``"vtu"``, ``"vtkhdf"`` and ``"xdmf"`` are
+        new files of the source's points and cells and the fields alone. Beside several of VTP, VTU or VTKHDF lies
+        ``series.pvd`` or ``series.hdf``, whose steps they are.
     chunks : Mapping[str, int] or None, optional
         Sizes by dimension. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that share a
         chunk are to be given one after another, by one domain.

@@ -23,7 +23,8 @@ from scidata.data.output.like import RowsLike
 from scidata.data.output.part_writer import Part
 from scidata.data.output.places import LocalPlace
 from scidata.data.output.routes import Route
-from scidata.data.output.sample_formats import NewArray, SourceFile, format_of, settle
+from scidata.data.output.sample_formats import TEMPORARY, NewArray, SourceFile, format_of, settle
+from scidata.data.output.sample_series import write_series
 from scidata.data.output.vtkhdf_output import GROUPS
 from scidata.data.output.writer import Writer
 from scidata.errors import ConfigError, RefusedError, SourceChangedError
@@ -37,7 +38,6 @@ from scidata.store.partitioning.inputs import difference
 from scidata.store.raw_points.windows_reader import WindowsReader
 
 _READING = ("kind", "points", "topology")  # settings of a store that say how its sources are read
-_TEMPORARY = ".tmp-"
 _MAX_WRITING = 2  # samples whose rows wait to be written on the rank that has them: memory is bounded by them
 _WORD = re.compile(r"\w[\w.:+-]*")  # names in OpenFOAM
 _END = -1  # in place of a sample's number
@@ -168,7 +168,7 @@ class FilesLike(RowsLike):
             reading = {"kind": "points", "points": self._reader.options.positions}
         if settings.get("entity") == "cell":  # points, too, are the source's cells then
             arrays = [replace(each, field=replace(each.field, entity="cell")) for each in arrays]
-        made = os.path.join(folder, _TEMPORARY + name.replace("/", "_"))
+        made = os.path.join(folder, TEMPORARY + name.replace("/", "_"))
         format_of(path, self._kind)[1](SourceFile(path=path, reading=reading, step=step), made, arrays, is_packed)
         settle(made, os.path.join(folder, os.path.dirname(name) or name))
 
@@ -208,18 +208,20 @@ class FilesOutput:
         self.files.check(self._place)
         os.makedirs(self._place.target, exist_ok=True)
         for name in os.listdir(self._place.target):
-            if name.startswith(_TEMPORARY):
+            if name.startswith(TEMPORARY):
                 remove(os.path.join(self._place.target, name))
 
     resume = create
 
     def open(self, run: str) -> None:
-        """Do nothing; nor at the end."""
+        """Do nothing; nor when it is closed: all files are whole."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
     def finish(self) -> None:
-        """Do nothing: all files are whole."""
-
-    close = finish
+        """Write the file that lists all others. For one process."""
+        write_series(self._place.target, self.files.names)
 
     def write_file(self, index: int, arrays: Sequence[NewArray]) -> None:
         """Write the file of a sample."""

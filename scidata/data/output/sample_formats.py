@@ -26,6 +26,7 @@ from scidata.errors import ConfigError, RefusedError, UnsupportedFormatError
 from scidata.meshes.formats.base import base_name
 from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.vtk_write import add_to_vtk, write_vtk
+from scidata.meshes.formats.xdmf_write import write_xdmf
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import POLYHEDRON
 from scidata.meshes.samples import read_samples
@@ -75,6 +76,8 @@ class NewArray:
         return first if first.ndim == 1 else first.reshape(len(first), math.prod(first.shape[1:]))
 
 
+#: What the names of files begin with that are being written.
+TEMPORARY = ".tmp-"
 #: Writes a file: source, path to write, arrays, whether they are compressed.
 WriteFile: TypeAlias = Callable[[SourceFile, str, Sequence[NewArray], bool], None]
 
@@ -140,6 +143,14 @@ def _new_vtkhdf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_
             _replace(file, f"{ROOT}/{GROUPS[each.field.entity]}/{each.name}", each.rows, is_packed=is_packed)
 
 
+def _new_xdmf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
+    points, cells = source.geometry()
+    cells = RawCells.of_kind(np.arange(len(points))[:, None], 1) if cells is None else cells
+    groups = dict(zip(("Node", "Cell"), _split(arrays), strict=True))
+    name = os.path.splitext(os.path.basename(target).removeprefix(TEMPORARY))[0] + ".h5"
+    write_xdmf(target, target + ".h5", name, points, cells, groups, is_packed=is_packed)
+
+
 def _onto_case(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
     case = FoamSource(source.path, source.reading.get("topology"))
     time = case.times[source.step]
@@ -175,6 +186,9 @@ def settle(made: str, place: str) -> None:
     A time's folder comes after all else, and that of ``processor0``, by which readers list times, after the others.
     """
     if not os.path.isdir(made):
+        if os.path.exists(beside := made + ".h5"):  # XDMF's arrays
+            sync(beside)
+            os.replace(beside, os.path.splitext(place)[0] + ".h5")
         sync(made)
         os.replace(made, place)
         return
@@ -204,6 +218,7 @@ NEW: Mapping[str, tuple[str, WriteFile]] = {
     "vtp": (".vtp", partial(_new_vtk, kind="PolyData")),
     "vtu": (".vtu", partial(_new_vtk, kind="UnstructuredGrid")),
     "vtkhdf": (".vtkhdf", _new_vtkhdf),
+    "xdmf": (".xdmf", _new_xdmf),
 }
 #: Formats of sources that arrays are added to, by suffix.
 ONTO: Mapping[str, WriteFile] = {

@@ -193,7 +193,7 @@ class PointsOfMesh(MeshioSource):
     @property
     def skipped(self) -> Mapping[str, str]:
         """Why fields of the file are not among its arrays."""
-        return super().skipped | dict.fromkeys(self.mesh.cell_data, "lives on cells, but the rows are points")
+        return {**super().skipped, **dict.fromkeys(self.mesh.cell_data, "lives on cells, but the rows are points")}
 
     def _values(self) -> dict[str, AnyArray]:
         if self.mesh.edge_index is not None:

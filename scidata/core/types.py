@@ -254,9 +254,10 @@ class Files(NamedTuple):
     places: bytes = b""
 
 
-#: Finds one chunk by its coordinates, faster than ``Source.locate`` finds several in arrays: its file, first byte and
-#: bytes. None where ``locate`` has more to say of it, or an error. A source's ``finder(layout)`` makes it for an array.
-FindChunk: TypeAlias = Callable[[Sequence[int]], tuple[str, int, int] | None]
+#: Finds one chunk by its number, in C order of the grid, inside of which it is, faster than ``Source.locate`` finds
+#: several: its file, first byte and bytes. None where ``locate`` has more to say of it, or an error. A source's
+#: ``finder(layout)`` makes it for an array.
+FindChunk: TypeAlias = Callable[[int], tuple[str, int, int] | None]
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from operator import sub
+from operator import mul, sub
 from typing import NamedTuple
 
 from scidata.core.bounds import num_rows_of
@@ -17,6 +17,7 @@ from scidata.grids.sample_rows import Places, Runs, SampleRows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
 from scidata.plan.array import MAX_PLAN_BYTES, PlanFamily
+from scidata.plan.spans import dest_strides
 from scidata.read import Job
 from scidata.read.places import expecting
 from scidata.sources.access.fetches import run_each
@@ -28,18 +29,20 @@ _MAX_FIRSTS = 256  # of fields planned together: places of a sample's rows in th
 class _Lie(NamedTuple):
     """Fields in one member of a series whose chunks of a sample begin alike.
 
-    - ``fields``: their layouts, the functions that find single chunks, and the first field that is cut and decoded as
-      each is, by name.
+    - ``fields``: each one's name, layout, function that finds single chunks, and the first field that is cut and
+      decoded as it is.
     - ``kind``: a number that members have in common whose arrays are cut, converted and decoded alike.
     - ``dim``, ``size``: that of samples, and how long chunks are along it.
+    - ``strides``: by how much the numbers of chunks differ that adjoin along each dimension.
     - ``chunks``, ``inside``: of the other dimensions: the chunk where a read begins, and the row in it.
     """
 
-    fields: dict[str, tuple[ArrayLayout, FindChunk | None, int]]
+    fields: list[tuple[str, ArrayLayout, FindChunk | None, int]]
     kind: int
     is_raw: bool
     dim: int
     size: int
+    strides: tuple[int, ...]
     chunks: tuple[int, ...]
     inside: tuple[int, ...]
 
@@ -180,45 +183,50 @@ class Planner:
         inside = (*lie.inside[:dim], row, *lie.inside[dim:])
         firsts = part.firsts.get(key) or part.firsts.put(key, [])
         begins: tuple[int, ...] | None = None
-        for k, (name, (layout, find, twin)) in enumerate(lie.fields.items()):
-            job = None
-            like = firsts[k if k < len(firsts) else twin] if k < len(firsts) or twin < k else None
+        for k, (name, layout, find, twin) in enumerate(lie.fields):
+            job, is_new = None, k >= len(firsts)
+            like = firsts[twin if is_new else k] if not is_new or twin < k else None
             if find is not None and like is not None:
                 if like[1] is not begins:  # of most fields it is the same
-                    begins, by, inner = like[1], tuple(map(sub, chunks, like[1])), tuple(map(sub, inside, like[2]))
-                job = like[0].moved(source, layout, find, by, inner)
+                    begins, by = like[1], tuple(map(sub, chunks, like[1]))
+                    num = sum(map(mul, by, lie.strides))
+                    inner = () if inside == like[2] else tuple(map(sub, inside, like[2]))
+                job = like[0].moved(source, layout, find, by, inner, num)
             if job is None or like is None:
                 space = self._series.space(i, part.segments)
                 selection = tuple([rows if j == dim else space[d] for j, d in enumerate(layout.dims)])
                 job = self.job(name, i, part.families[name], layout, selection)
-                like = job, chunks, inside
-            firsts[k : k + 1] = [like]
+                like, is_new = (job, chunks, inside), True
+            if is_new:
+                firsts[k : k + 1] = [like]
             found.setdefault(name, []).append(job)
 
     def _find_lies(self, i: int, names: tuple[str, ...]) -> list[_Lie]:
         source, rows, sample_dim = self._series.sources[i], self._series.trajectory_of(i), self._series.sample_dim
         finder = None if is_url(source.path) else getattr(source, "finder", None)
-        groups: dict[tuple[bool, int, int, tuple[int, ...], tuple[int, ...]], dict[str, ArrayLayout]] = {}
+        groups: dict[tuple[bool, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]], dict[str, ArrayLayout]]
+        groups = {}
         for name in names:
             layout = self._series.layout_in(i, name)
             at = [divmod(rows.get(d, 0), size) for d, size in zip(layout.dims, layout.chunks, strict=True)]
             dim = layout.dims.index(str(sample_dim))
             del at[dim]
-            place = dim, layout.chunks[dim], tuple([a for a, _ in at]), tuple([b for _, b in at])
+            strides = tuple(dest_strides(layout.num_chunks).tolist())
+            place = dim, layout.chunks[dim], strides, tuple([a for a, _ in at]), tuple([b for _, b in at])
             groups.setdefault((not layout.codecs, *place), {})[name] = layout
         found = []
-        for (is_raw, dim, size, chunks, inside), layouts in groups.items():
+        for (is_raw, dim, size, strides, chunks, inside), layouts in groups.items():
             facts = [
                 repr((each.dims, each.geometry, each.dtype.str, each.codecs, self._fields[name].decodings[i]))
                 for name, each in layouts.items()
             ]
             key = *layouts, *facts, () if is_raw else inside
             kind = self._kinds.setdefault(key, len(self._kinds))
-            fields = {
-                name: (each, None if finder is None else finder(each), facts.index(alike))
+            fields = [
+                (name, each, None if finder is None else finder(each), facts.index(alike))
                 for (name, each), alike in zip(layouts.items(), facts, strict=True)
-            }
-            found.append(_Lie(fields, kind, is_raw, dim, size, chunks, inside))
+            ]
+            found.append(_Lie(fields, kind, is_raw, dim, size, strides, chunks, inside))
         return self._lies.put((i, names), found, _LIE_BYTES * len(names))
 
     def job(self, name: str, i: int, family: PlanFamily, layout: ArrayLayout, selection: Selection) -> Job:

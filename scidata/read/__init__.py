@@ -87,13 +87,14 @@ class Job(Places):
         self.bytes_wanted, self.num_bytes, self.out_shape = plan.bytes_wanted, plan.num_bytes, plan.out_shape
 
     def moved(
-        self, source: Source, layout: ArrayLayout, find: FindChunk, by: tuple[int, ...], rows: tuple[int, ...]
+        self, source: Source, layout: ArrayLayout, find: FindChunk, by: tuple[int, ...], rows: tuple[int, ...], num: int
     ) -> Job | None:
         """Return the same job for chunks that lie alike; None where that is not plain.
 
         ``source, layout, find``: has those chunks, of equal geometry, codecs and decoding, and finds them.
-        ``by``: they are so many chunks further along each dimension than those of the first of the kind.
-        ``rows``: and the rows of raw chunks so many further on inside them.
+        ``by, num``: they are so many chunks further along each dimension than those of the first of the kind, and so
+        many in the grid's order.
+        ``rows``: and the rows of raw chunks so many further on inside them; nothing where that is 0 for all dimensions.
         """
         kind = self._kind
         alike = kind.alike
@@ -106,7 +107,7 @@ class Job(Places):
         job.bytes_wanted, job.out_shape = self.bytes_wanted, self.out_shape
         job.num_bytes = alike.num_bytes
         job.raw = job.offset = job.nbytes = job.begins = job.ends = ()
-        return job if alike.fill(job, find, by, rows) else None
+        return job if alike.fill(job, find, num, rows) else None
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

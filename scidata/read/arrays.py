@@ -59,7 +59,7 @@ def _at_once(source: FileSource[object], layout: ArrayLayout) -> AnyArray | None
     plain = layout.num_chunks == (1,) and layout.nbytes <= _SMALL and not layout.codecs and not layout.fallback
     plain = plain and not is_url(source.path)
     find = finder(layout) if plain and finder is not None else None
-    place = None if find is None else find((0,))
+    place = None if find is None else find(0)
     if place is None or layout.nbytes > place[2]:
         return None
     data = bytearray(layout.nbytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import add, mul
+from operator import mul
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from scidata.core.types import ChunkRefs, FindChunk, IntArray, Source
 from scidata.core.urls import Url, is_url, url_of
 from scidata.plan.array import ArrayPlan, Locate, moved_plan
 from scidata.plan.chunk_tables import Tables
-from scidata.plan.spans import Reads, element_strides
+from scidata.plan.spans import Reads, dest_strides, element_strides
 
 _FEW = 32  # chunks of a read that are found one by one, if they lie like those of another
 #: About the memory that places of such a read take, and their share for each chunk.
@@ -54,7 +54,7 @@ class Places:
         plan = self._plan
         if isinstance(plan, tuple):
             first, by, rows = plan
-            plan = self._plan = moved_plan(first, self.layout, by, rows, expecting(self.source))
+            plan = self._plan = moved_plan(first, self.layout, by, rows or (0,) * len(by), expecting(self.source))
         return plan
 
     @property
@@ -97,15 +97,15 @@ class Alike:
     """
 
     def __init__(self, plan: ArrayPlan, refs: ChunkRefs) -> None:
-        self._plan, self._chunks = plan, plan.chunks.tolist()
+        self._plan, self._numbers = plan, (plan.chunks @ dest_strides(plan.layout.num_chunks)).tolist()
         self._path_index, self._num_paths = refs.path_index.tolist(), len(refs.paths)
         self._relative = tuple((refs.offset - refs.offset[0]).tolist())
         self._first = int(refs.offset[0])
         self._raw: list[int] | None = None if plan.span_reads is None else plan.span_reads.offset.tolist()
         self._strides: list[int] = (element_strides(plan.layout) * plan.layout.dtype.itemsize).tolist()
-        num = len(self._chunks)
+        num = len(self._numbers)
         self._most, self._zeros = largest_encoded(plan.layout.chunk_nbytes), (0,) * num
-        self._sizes = (plan.layout.chunk_nbytes,) * num  # of raw chunks
+        self._size = plan.layout.chunk_nbytes  # of raw chunks
         self._is_one = num == 1
         self.num_bytes = _BYTES + _BYTES_A_CHUNK * num
         self.are_apart = num == 1 or self._path_index == list(range(num))
@@ -127,22 +127,24 @@ class Alike:
         is_in_place = bool(plan.layout.codecs) and all(codec.name == "crc32c" for codec in plan.layout.codecs)
         return None if is_in_place and not found.are_apart else found
 
-    def fill(self, places: Places, find: FindChunk, by: Sequence[int], rows: Sequence[int]) -> bool:
-        """Find the chunks that are ``by`` further on along each dimension; false where they do not lie alike.
+    def fill(self, places: Places, find: FindChunk, num: int, rows: Sequence[int]) -> bool:
+        """Find the chunks that are ``num`` further on in the grid's order; false where they do not lie alike.
 
         Also where there is something to say of one. ``rows``: raw chunks are read so many rows further on inside.
         """
-        if self._is_one:  # most often: in the fewest steps
-            place = find(list(map(add, self._chunks[0], by)))
+        if self._is_one and (self._raw is None or len(self._raw) == 1):  # most often: in the fewest steps
+            place = find(self._numbers[0] + num)
             if place is None:
                 return False
             path, first, size = place
             places.paths = (path,)
-            if self._raw is not None:
-                return self._fill_raw(places, (first,), (size,), rows)
-            places.offset, places.nbytes, places.begins, places.ends = (first,), (size,), self._zeros, (size,)
-            return size <= self._most
-        found = [find(list(map(add, chunk, by))) for chunk in self._chunks]
+            if self._raw is None:
+                places.offset, places.nbytes, places.begins, places.ends = (first,), (size,), self._zeros, (size,)
+                return size <= self._most
+            by = sum(map(mul, rows, self._strides)) if rows else 0
+            places.raw = (self._raw[0] + first - self._first + by,)
+            return size == self._size
+        found = [find(number + num) for number in self._numbers]
         if None in found:
             return False
         paths, offset, nbytes = zip(*found, strict=True)
@@ -156,7 +158,7 @@ class Alike:
 
     def _fill_raw(self, places: Places, offset: tuple[int, ...], nbytes: tuple[int, ...], rows: Sequence[int]) -> bool:
         first = offset[0]
-        if nbytes != self._sizes or tuple(map((-first).__add__, offset)) != self._relative:
+        if {*nbytes} != {self._size} or tuple(map((-first).__add__, offset)) != self._relative:
             return False
         by = first - self._first + sum(map(mul, rows, self._strides))
         places.raw = tuple(map(by.__add__, self._raw or ()))

@@ -277,13 +277,8 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
         """Return the function that finds one chunk: see :obj:`~scidata.core.types.FindChunk`."""
         if layout.fallback or type(self).locate is not FileFormat.locate:
             return None
-        sizes = layout.num_chunks
-
-        def find(chunk: Sequence[int]) -> Place | None:
-            is_there = all(0 <= at < n for at, n in zip(chunk, sizes, strict=True))
-            return self._placed(layout, tuple(chunk)) if is_there else None
-
-        return find
+        grid = layout.num_chunks
+        return lambda number: self._placed(layout, tuple(map(int, np.unravel_index(number, grid))))
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: AnyArray) -> None:
         """Read a box by :meth:`read`."""

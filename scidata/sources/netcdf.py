@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, ChunkRefs, FindChunk, IntArray
 from scidata.sources.access.files import files
 from scidata.sources.file_source import FileSource
-from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside, number_of
+from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside
 from scidata.sources.hdf5.walk import Attributes, Naming, is_scale, plain_value, scale_paths, walk
 from scidata.sources.index import FileFacts, KeptFile, OnDemand
 from scidata.sources.netcdf3 import Header, Variable, read_header
@@ -182,10 +182,9 @@ class NetCDF3Source(FileSource[_Contents]):
         begin, nbytes, path = variables[layout.name].begin, layout.chunk_nbytes, self.path
         step = header.record_nbytes if layout.shape and layout.chunks[0] != layout.shape[0] else 0
 
-        def find(chunk: Sequence[int]) -> tuple[str, int, int] | None:
-            offset = begin + (chunk[0] * step if step else 0)
-            is_there = number_of(layout.num_chunks, chunk) is not None and offset + nbytes <= header.file_size
-            return (path, offset, nbytes) if is_there else None
+        def find(number: int) -> tuple[str, int, int] | None:  # of arrays that are cut along the first dimension alone
+            offset = begin + number * step
+            return (path, offset, nbytes) if offset + nbytes <= header.file_size else None
 
         return find
 

@@ -151,16 +151,16 @@ class FileCache:
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._has_reserved = False
         self._lock = threading.Lock()
-        self._pid = os.getpid()
 
     def _handle(self, path: str, real: str = "") -> _Handle:
         handles = self._handles
-        if path in handles:  # one step, which needs no lock
-            with self._lock:
-                handle = handles.get(path)
-                if handle is not None:
-                    handles.move_to_end(path)
-                    return handle
+        handle = handles.get(path)  # one step, which needs no lock
+        if handle is not None:
+            try:  # noqa: SIM105 - a context manager takes longer than this
+                handles.move_to_end(path)
+            except KeyError:  # another thread has just dropped it
+                pass
+            return handle
         try:
             handle = _Handle(path, real)
         except OSError as e:
@@ -401,9 +401,14 @@ def scatter(data: bytes | memoryview, buffers: Sequence[Any]) -> None:
 _cache = FileCache()
 
 
+def _renew() -> None:
+    global _cache  # noqa: PLW0603 - one per process is the point
+    _cache = FileCache()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 def files() -> FileCache:
     """Return this process's cache; a forked process gets a fresh one, so that descriptors and locks are its own."""
-    global _cache  # noqa: PLW0603 - one per process is the point
-    if _cache._pid != os.getpid():
-        _cache = FileCache()
     return _cache

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import h5py
@@ -156,7 +156,7 @@ class HDF5Source(FileSource[Contents]):
     def finder(self, layout: ArrayLayout) -> FindChunk | None:
         """Return the function that finds one chunk: see :obj:`~scidata.core.types.FindChunk`."""
         contents = self._read()
-        storage, grid, path = contents.storage.get(layout.name), layout.num_chunks, self.path
+        storage, path, file_size = contents.storage.get(layout.name), self.path, contents.file_size
         if storage is None or layout.fallback:
             return None
         if storage.chunked:
@@ -167,12 +167,9 @@ class HDF5Source(FileSource[Contents]):
             def find_one(number: int) -> tuple[int, int, int] | None:
                 return whole
 
-        def find(chunk: Sequence[int]) -> tuple[str, int, int] | None:
-            number = number_of(grid, chunk)
-            found = None if number is None else find_one(number)
-            if found is None or found[2] or found[0] + found[1] > contents.file_size:
-                return None
-            return path, found[0], found[1]
+        def find(number: int) -> tuple[str, int, int] | None:
+            offset, nbytes, mask = find_one(number) or (0, 0, 1)
+            return None if mask or offset + nbytes > file_size else (path, offset, nbytes)
 
         return find
 
@@ -380,16 +377,6 @@ class HDF5Source(FileSource[Contents]):
         found = None if at is None else leaf_of_chunks(at, begin, layout)
         self._versions.check((self.path,))
         return found
-
-
-def number_of(grid: Sequence[int], chunk: Sequence[int]) -> int | None:
-    """Return the number of a chunk in C order of the grid; None where it is outside."""
-    number = 0
-    for at, num in zip(chunk, grid, strict=True):
-        if not 0 <= at < num:
-            return None
-        number = number * num + at
-    return number
 
 
 def check_inside(layout: ArrayLayout, chunks: IntArray) -> None:

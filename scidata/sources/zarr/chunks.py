@@ -121,7 +121,8 @@ class ChunkLocator(Locator):
         """Find the bytes of chunks."""
         if record.index is None and 0 < len(chunks) <= _FEW and chunks.shape[1:] == record.grid.shape:
             find = self.finder(record, is_next=False)
-            found = [] if find is None else [place for chunk in chunks.tolist() if (place := find(chunk)) is not None]
+            numbers: list[int] = flattened(checked_coordinates(record, chunks), record.num_files).tolist()
+            found = [] if find is None else [place for each in numbers if (place := find(each)) is not None]
             if len(found) == len(chunks):
                 paths, offset, nbytes = zip(*found, strict=True)
                 return ChunkRefs(
@@ -137,15 +138,13 @@ class ChunkLocator(Locator):
         if record.index is not None:
             return functools.partial(self._find_inside, record)
         path, start = f"{tree.location('').replace('%', '%%')}/{record.key_template}", len(tree.location("")) + 1
+        path = (path % tuple(["\0" if n > 1 else "0" for n in grid])).replace("%", "%%").replace("\0", "%s")
+        cut = [n for n in grid if n > 1]
         open_size, size_of, last = tree.open_size, tree.size, (-1, np.empty(0, np.int64))
 
-        def find(chunk: Sequence[int]) -> tuple[str, int, int] | None:
+        def find(number: int) -> tuple[str, int, int] | None:
             nonlocal last
-            number, name = 0, path % tuple(chunk)
-            for c, n in zip(chunk, grid, strict=True):
-                if not 0 <= c < n:
-                    return None
-                number = number * n + c
+            name = path % (number if len(cut) == 1 else _coordinates_of(number, cut))
             (block, at), known = divmod(number, _SIZES_PER_BLOCK), last
             if block != known[0]:  # block and sizes in one, as threads share them
                 known = last = block, self._known(record, block)
@@ -157,9 +156,10 @@ class ChunkLocator(Locator):
 
         return find
 
-    def _find_inside(self, record: ArrayRecord, chunk: Sequence[int]) -> tuple[str, int, int] | None:
+    def _find_inside(self, record: ArrayRecord, number: int) -> tuple[str, int, int] | None:
         """Find a chunk in its shard; None where the shard's index has not been read."""
         file, shard, inner, expected = list[int](), 0, 0, record.fixed_nbytes
+        chunk = _coordinates_of(number, record.layout.num_chunks)
         for c, per, n in zip(chunk, record.per_file, record.num_files, strict=True):
             file.append(c // per)
             shard, inner = shard * n + c // per, inner * per + c % per
@@ -269,6 +269,14 @@ def checked_coordinates(record: ArrayRecord, chunks: IntArray) -> IntArray:
     if (coordinates < 0).any() or (coordinates >= grid).any():
         raise ConfigError(f"{layout.store}: array {layout.name!r} has a grid of {tuple(grid)} chunks; some lie outside")
     return coordinates
+
+
+def _coordinates_of(number: int, grid: Sequence[int]) -> tuple[int, ...]:
+    coordinates = []
+    for n in reversed(grid):
+        number, at = divmod(number, n)
+        coordinates.append(at)
+    return tuple(reversed(coordinates))
 
 
 def flattened(coordinates: IntArray, grid: tuple[int, ...]) -> IntArray:

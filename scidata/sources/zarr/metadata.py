@@ -90,8 +90,8 @@ class ArrayRecord:
 
     @cached_property
     def key_template(self) -> str:
-        """The key of a file, with a ``%d`` for each coordinate."""
-        parts = [self.key_start] * bool(self.key_start) + ["%d"] * len(self.layout.shape)
+        """The key of a file, with a ``%s`` for each coordinate."""
+        parts = [self.key_start] * bool(self.key_start) + ["%s"] * len(self.layout.shape)
         template = self.separator.join(parts) or "0"
         return self.prefix.replace("%", "%%") + "/" + template if self.prefix else template
 

@@ -1041,8 +1041,8 @@ def test_threads_that_find_the_first_chunk_together(tmp_path, monkeypatch):
 
         def meanwhile(*arguments):
             monkeypatch.setattr(ChunkLocator, "_known", known)
-            assert other.submit(find, [1, 0]).result()[1:] == (0, 24)
+            assert other.submit(find, 1).result()[1:] == (0, 24)
             return known(*arguments)
 
         monkeypatch.setattr(ChunkLocator, "_known", meanwhile)
-        assert find([2, 0])[1:] == (0, 24)
+        assert find(2)[1:] == (0, 24)

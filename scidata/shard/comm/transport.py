@@ -333,9 +333,17 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
     gathered = _gather(padded, (len(sizes) * longest, *rest), len(sizes), group)
     if facts.are_even:  # no view: torch forbids writes to a custom function's views
         return gathered.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim % x.ndim else gathered
+    if len(facts.runs) > _FEW:  # in one step, which costs rows of one value more than few parts do
+        key = "rows of padded parts", x.device
+        held = facts.plans.get_or_make(key, lambda: _rows_of_padded(sizes, longest).to(x.device))
+        return gathered.movedim(0, dim).index_select(dim, held)
     blocks = gathered.view(len(sizes), longest, *rest)
     parts = [blocks[first : first + num, :size].flatten(0, 1) for first, num, size in facts.runs if size]
     return torch.cat([part.movedim(0, dim) for part in parts], dim)
+
+
+def _rows_of_padded(sizes: tuple[int, ...], longest: int) -> Tensor:
+    return (torch.arange(longest) < torch.tensor(sizes)[:, None]).view(-1).nonzero()[:, 0]
 
 
 def gathered_to_reduce(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> tuple[Tensor, Group]:

@@ -65,13 +65,18 @@ def steps(function: Callable[..., Any], operands: list[Any]) -> tuple[int, int]:
 
 
 def of_images() -> dict[str, list[tuple[int, int]]]:
-    """Count for operations on an image, four rows on each rank."""
-    found: dict[str, list[tuple[int, int]]] = {name: [] for name in OPS}
+    """Count for operations on an image, four rows on each rank; of some also where every other rank has three."""
+    uneven = {f"{name}, uneven": OPS[name] for name in ("cumsum", "gather", "softmax", "conv 3x3", "flip")}
+    found: dict[str, list[tuple[int, int]]] = {name: [] for name in [*OPS, *uneven]}
     for num_ranks in RANKS:
         with fake_group(num_ranks):
             mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
             for name, op in OPS.items():
                 found[name].append(steps(op, [image(mesh, num_ranks)]))
+            sizes = (4, 3) * (num_ranks // 2)
+            spec = ShardSpec.even(mesh, [Shard(2)], (1, 4, sum(sizes), 8), {0: sizes})
+            for name, op in uneven.items():
+                found[name].append(steps(op, [ShardTensor(torch.rand(spec.local_shape), spec)]))
     return found
 
 

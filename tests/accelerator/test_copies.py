@@ -6,12 +6,14 @@ import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
+import xarray as xr
 
 import scidata
 from scidata.core.memory import ArrayPool
@@ -22,6 +24,7 @@ from scidata.loader.data_loader import DataLoader
 from scidata.loader.prefetch.buffers import BufferSet, Ring, buffer_ring
 from scidata.loader.prefetch.copiers import DeviceCopier
 from scidata.loader.prefetch.prefetcher import Prefetcher
+from scidata.testing import GRID_FORMATS, make_grid
 from tests.accelerator._device import DEVICE, IS_SIM, KIND, busy, current_stream
 
 SHAPE = (512, 1024)  # 2 MiB: its copy takes long enough to be overtaken
@@ -255,6 +258,52 @@ def test_irregular_samples_are_copied_ahead_and_whole(cloud: str, pin: bool, num
             extremes.append((sample.index, sample["u"].amin(), sample["u"].amax()))
             del sample
     assert [(int(low), int(high)) for _, low, high in extremes] == [(i, i) for i, _, _ in extremes]
+
+
+def _mesh(path: Path, num: int) -> None:
+    """Write a strip of ``num`` squares as HDF5, whose nodes have values."""
+    with h5py.File(path, "w") as file:
+        file["points"] = [(x, y) for y in (0.0, 1.0) for x in range(num + 1)]
+        file["cells"] = [(i, i + 1, num + 2 + i, num + 1 + i) for i in range(num)]
+        file["u"] = np.random.default_rng(num).random((2 * num + 2, 4), dtype=np.float32)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """Write observations of two days as NetCDF; return the options that open windows of them."""
+    num = 5000
+    dates = np.datetime64("2020-01-01") + np.sort(np.random.default_rng(0).integers(0, 2 * 86400, num)).astype("m8[s]")
+    columns = {name: ("obs", np.random.default_rng(1).random(num)) for name in ("lat", "lon", "t")}
+    xr.Dataset({**columns, "dates": ("obs", dates)}).to_netcdf(path)
+    return {"kind": "points", "time": "dates", "window": "6h", "positions": ("lat", "lon")}
+
+
+@pytest.mark.parametrize("what", [*GRID_FORMATS, "store", "raw points", "table"])
+def test_every_reader_fills_what_is_copied(tmp_path: Path, what: str) -> None:
+    options: dict[str, Any] = {}
+    if what in GRID_FORMATS:
+        path = tmp_path / ("in.zarr" if what.startswith("zarr") else "in.nc" if "netcdf" in what else "in.h5")
+        make_grid(path, format=what, num_times=6)
+    elif what == "table":
+        path = tmp_path / "obs.nc"
+        options = _table(path)
+    else:
+        for number, size in enumerate((3, 2000, 7, 900)):
+            _mesh(tmp_path / f"{number}.h5", size)
+        path, options = tmp_path / "*.h5", {"kind": "points"}
+        if what == "store":
+            scidata.partition(path, tmp_path / "store", edges="cells")
+            path, options = tmp_path / "store", {}
+    ds = scidata.open_dataset(path, **options)
+    whole = [ds[i] for i in range(len(ds))]
+    loader = DataLoader(scidata.open_dataset(path, **options), None, device=KIND, pin_memory=True, num_workers=2)
+    for _ in range(2):
+        for sample in loader:
+            busy(0.002)
+            want = whole[sample.index]
+            assert {*sample} == {*want}
+            for name, found in sample.items():
+                assert found.device == DEVICE
+                assert torch.equal(found.cpu().nan_to_num(), want[name].nan_to_num()), name
 
 
 @pytest.mark.parametrize("names", [("fine", "cloud"), ("fine", "coarse")])

@@ -29,6 +29,8 @@ from tests.accelerator._ranks import on_devices
 from tests.dist import _conformance
 from tests.dist._conformance import cases
 from tests.dist._training import Block, Model, adam, loss_of, part_of, sample, train_alone
+from tests.dist.test_compile_training import num_captured
+from tests.dist.test_pipeline_stages import Pipeline
 from tests.examples._scripts import assert_equal_to_one_process, run_here
 
 needs_pyg = pytest.mark.skipif(
@@ -190,6 +192,32 @@ def trains(rank: int, num_ranks: int, folder: str) -> None:
 
 def test_training_and_checkpoints(tmp_path: Path) -> None:
     on_devices(trains, 4, str(tmp_path / "checkpoint"))
+
+
+def compiles(rank: int, num_ranks: int) -> None:
+    expected, _ = train_alone(Model(), 3, 1)
+    mesh = scidata.init_mesh(domain=num_ranks)
+    model = scidata.parallelize(on_device(Model()), mesh)
+    scidata.compile(model, backend="aot_eager")
+    train(model, adam(model), mesh, range(3))
+    assert num_captured(model) > 0
+    for (name, found), want in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(on_host(found), want.detach(), rtol=1e-11, atol=1e-11, msg=name)
+
+
+def test_compiled_steps() -> None:
+    on_devices(compiles, 2)
+
+
+def stages(rank: int, num_ranks: int) -> None:
+    mesh = scidata.init_mesh(domain=2, extra={"pp": 2})
+    pipeline = Pipeline(mesh, "ScheduleGPipe")
+    for _ in range(2):
+        pipeline.step()
+
+
+def test_stages_of_a_pipeline() -> None:
+    on_devices(stages, 4)
 
 
 # -- the examples ------------------------------------------------------------------------------------------------------

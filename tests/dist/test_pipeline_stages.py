@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import scidata
 from scidata.device_mesh.board import Postings
+from scidata.device_mesh.devices import current_device
 from scidata.shard import ShardSpec
 from scidata.shard.parallel.buckets import BUCKETS
 from scidata.testing import fake_group, run_ranks
@@ -115,20 +116,20 @@ class Pipeline:
         schedule = getattr(pipelining, kind)
         is_multi = issubclass(schedule, pipelining.schedules.PipelineScheduleMulti)
         self.mesh, self.count = mesh, 4 if is_multi else 2
-        pp, me = mesh["pp"].size(), mesh["pp"].get_local_rank()
+        pp, me, device = mesh["pp"].size(), mesh["pp"].get_local_rank(), current_device(mesh.device_type)
         own = [me, self.count - 1 - me] if "ZBV" in kind else range(me, self.count, pp)
         each = 4 // self.count
-        self.modules = {i: Stage(parts()[each * i : each * (i + 1)]) for i in own}
+        self.modules = {i: Stage(parts()[each * i : each * (i + 1)]).to(device) for i in own}
         for module in self.modules.values():
             scidata.parallelize(module, mesh, strategy=strategy)
         group = mesh.get_group("pp")
-        stages = [pipelining.PipelineStage(m, i, self.count, "cpu", group=group) for i, m in self.modules.items()]
+        stages = [pipelining.PipelineStage(m, i, self.count, device, group=group) for i, m in self.modules.items()]
         self.schedule = schedule(stages if is_multi else stages[0], CHUNKS, loss_fn=loss)
         dp = mesh["dp"].get_local_rank()
         self.whole, outputs = train_alone(mesh["dp"].size())
         self.expected = outputs[dp]
         spec = ShardSpec.even(mesh["domain"], [Shard(2)], (BATCH, 2, 9, 3), {"domain": sizes})
-        x, target = [shard_of(each, spec) for each in data(dp)]
+        x, target = [shard_of(each.to(device), spec) for each in data(dp)]
         self.args = (x,) if 0 in self.modules else ()
         self.kwargs = {"target": target} if self.count - 1 in self.modules else {}
 
@@ -138,14 +139,14 @@ class Pipeline:
         result = self.schedule.step(*self.args, **self.kwargs, losses=losses)
         if self.kwargs:
             y, loss = self.expected
-            torch.testing.assert_close(result.full_tensor().detach(), y, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(result.full_tensor().detach().cpu(), y, rtol=1e-12, atol=1e-12)
             assert torch.stack(losses).mean().item() == pytest.approx(loss, rel=1e-12)
         each = len(self.whole.layers) // self.count
         for number, module in self.modules.items():
             names = dict(Stage(self.whole.layers[each * number : each * (number + 1)]).named_parameters())
             for name, p in module.named_parameters():
                 got = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-                torch.testing.assert_close(got, names[name].grad, rtol=1e-12, atol=1e-12, msg=f"{number}: {name}")
+                torch.testing.assert_close(got.cpu(), names[name].grad, rtol=1e-12, atol=1e-12, msg=f"{number}: {name}")
         for module in self.modules.values():
             module.zero_grad()
 

@@ -58,6 +58,10 @@ def _staged(op: Any) -> Any:
                 back[id(copy)] = mine
                 if not torch.equal(_bytes_of(copy), _bytes_of(old)):  # not of what is only sent: autograd keeps count
                     mine.copy_(copy)
+        if op in (torch.ops.c10d.send, torch.ops.c10d.recv_):  # gloo's would wait for another message
+            done = torch.futures.Future()
+            done.set_result(None)
+            return torch._C._distributed_c10d._create_work_from_future(done).boxed()
         return tree_map_only(torch.Tensor, lambda x: back.get(id(x), x), found)
 
     return run

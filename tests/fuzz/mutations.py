@@ -793,6 +793,8 @@ def bomb(tree: Tree, rng: Rng) -> Damage:
         return _text_bomb(tree, rng)
     if tree.seed.format == "numpy":
         return _numpy_bomb(tree, rng)
+    if tree.seed.format in ("foam", "cgns") and _HDF5 not in heads.values():
+        return _tokens(tree, rng) if tree.seed.name == "foam/ascii" else integer(tree, rng)
     return _hdf5_bomb(tree, rng) if _HDF5 in heads.values() else _netcdf3_bomb(tree, rng)
 
 
@@ -800,7 +802,7 @@ def words(tree: Tree, rng: Rng) -> Damage:
     """Metadata of whichever form: JSON, words of texts, numbers and structures of binary files."""
     if tree.metadata:
         return metadata(tree, rng)
-    if tree.seed.format in ("vtu", "vtp", "vtk", "gmsh", "xdmf"):
+    if tree.seed.format in ("vtu", "vtp", "vtk", "gmsh", "xdmf", "foam"):
         return _tokens(tree, rng)
     return bomb(tree, rng) if rng.random() < 0.7 else integer(tree, rng)
 

@@ -18,7 +18,12 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import scidata
+from scidata.meshes.order.faces import SOLID_FACES
 from tests.real_layouts import make
+from tests.unit.meshes import _cgns, _foam
+from tests.unit.meshes._fluent import write_case, write_results
+from tests.unit.meshes.test_cgns import block, solution, three_zones
+from tests.unit.meshes.test_fluent import triangles_and_a_pentagon, turned_faces
 from tests.writers import write_arrays, write_mpas
 
 __all__ = ["FORMATS", "Seed", "Span", "make_seeds"]
@@ -449,6 +454,125 @@ for _name in ("plain.npz", "packed.npz"):
     _makes(f"numpy/{_name}", "points", options={"kind": "points"})(lambda folder, n=_name: _numpy(folder, n))
 for _name in ("ascii", "base64"):
     _makes(f"vtp/{_name}", "mesh")(lambda folder, n=_name: _vtp(folder, n))
+
+
+# -- formats of flow solvers ------------------------------------------------------------------------------------------
+
+
+_SURFACE = {"Polys": [(0, 1, 2), (2, 3, 4, 5)], "Strips": [(6, 7, 8, 9, 10), (1, 2, 3)]}
+_CELLS = {"entity": "cell"}
+
+
+def _vtp_packed(folder: Path, compressor: str, *, raw: bool, parts: Mapping[str, Any]) -> str:
+    values = np.arange(float(sum(map(len, parts.values()))))
+    make.vtp_of(folder / "m.vtp", dict(parts), {"Area": values}, compressor=compressor, raw=raw)
+    return "m.vtp"
+
+
+def _polydata(folder: Path) -> str:
+    """Polygons and a strip, as VTKHDF, in two pieces."""
+    with h5py.File(folder / "m.vtkhdf", "w") as file:
+        root = file.create_group("VTKHDF")
+        root.attrs["Version"] = (2, 0)
+        root.attrs.create("Type", b"PolyData", dtype=h5py.string_dtype("ascii", 8))
+        root["NumberOfPoints"], root["Points"] = [6, 6], _values(12, 3)
+        for name in ("Vertices", "Lines", "Polygons", "Strips"):
+            ids = {"Polygons": [0, 1, 2, 2, 3, 4, 5], "Strips": [0, 1, 2, 3, 4]}.get(name, [])
+            ends = {"Polygons": [0, 3, 7], "Strips": [0, 5]}.get(name, [0])
+            group = root.create_group(name)
+            group["Connectivity"], group["Offsets"] = np.array(ids * 2, int), np.array(ends * 2, int)
+            group["NumberOfCells"], group["NumberOfConnectivityIds"] = [len(ends) - 1] * 2, [len(ids)] * 2
+        root["PointData/u"], root["CellData/p"] = _values(12), _values(6)
+    return "m.vtkhdf"
+
+
+def _solids() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points, hexahedra, and the sides of each, turned outwards."""
+    points, cells = block()
+    return points.reshape(-1, 3, order="F"), cells, cells[:, np.array(SOLID_FACES[12])]
+
+
+def _polyhedra(folder: Path) -> str:
+    points, cells, sides = _solids()
+    stream = [[6, *(value for side in each for value in (4, *side))] for each in sides[:6].tolist()]
+    arrays = {
+        "connectivity": cells[:6], "offsets": np.arange(8, 49, 8), "types": np.full(6, 42), "faces": stream,
+        "faceoffsets": np.cumsum(list(map(len, stream))),
+    }  # fmt: skip
+
+    def array(name: str, values: Any, kind: str = "Int64", more: str = "") -> str:
+        text = " ".join(map(repr, np.ravel(values).tolist()))
+        return f'<DataArray type="{kind}" Name="{name}" format="ascii"{more}>{text}</DataArray>'
+
+    inner = "".join(array(name, values) for name, values in arrays.items())
+    of_points = array("Points", points, "Float64", ' NumberOfComponents="3"')
+    (folder / "m.vtu").write_text(
+        f'<VTKFile type="UnstructuredGrid" version="1.0" header_type="UInt64"><UnstructuredGrid><Piece '
+        f'NumberOfPoints="{len(points)}" NumberOfCells="6"><Points>{of_points}</Points><Cells>{inner}</Cells>'
+        f"<CellData>{array('p', _values(6), 'Float32')}</CellData></Piece></UnstructuredGrid></VTKFile>"
+    )
+    return "m.vtu"
+
+
+def _foam_case(folder: Path, *, binary: bool) -> str:
+    _foam.write_mesh(folder / "case/constant/polyMesh", 0, 5, binary=binary, label=32)
+    for time in ("0.5", "10"):
+        _foam.write_field(folder / f"case/{time}/U", "volVectorField", np.ones((5, 3)) / 3, binary=binary, label=32)
+    return "case"
+
+
+def _cgns_zones(folder: Path, form: str) -> str:
+    if form == "ngon":
+        points, _, sides = _solids()
+        faces, owner, neighbour = turned_faces(sides.reshape(-1, 4).tolist(), np.repeat(np.arange(24), 6))
+        beside = np.stack([owner, neighbour], axis=1) + 1
+        parents = _cgns.array(np.where(beside > 0, beside + len(faces), 0))
+        nodes = np.array(faces)[:, ::-1].ravel() + 1
+        ngon = _cgns.section(22, 1, nodes, len(faces), np.arange(len(faces) + 1) * 4, ParentElements=parents)
+        zone = _cgns.unstructured(points, 24, N=ngon, S=solution("CellCenter", u=np.arange(24.0)))
+        root = _cgns.tree({"Base": _cgns.Tree("CGNSBase_t", np.array([3, 3], "i4"), Zone=zone)})
+    else:
+        root = three_zones(*block())
+    path = folder / "m.cgns"
+    _cgns.write_adf(path, root, binary=form == "adf-b") if "adf" in form else _cgns.write_hdf5(path, root)
+    return "m.cgns"
+
+
+def _fluent_case(folder: Path, *, is_plane: bool) -> str:
+    if is_plane:
+        points, cells = triangles_and_a_pentagon()
+        edges = [[b, a] for cell in cells for a, b in zip(cell, cell[1:] + cell[:1], strict=True)]
+        faces, owners = edges, [i for i, cell in enumerate(cells) for _ in cell]
+    else:
+        points, cells, sides = _solids()
+        faces, owners = sides.reshape(-1, 4).tolist(), np.repeat(np.arange(24), 6)
+    write_case(folder / "m.cas.h5", points, *turned_faces(faces, owners), len(cells))
+    write_results(folder / "m.dat.h5", {"SV_P": _values(len(cells)), "SV_V": _values(len(cells), 2)})
+    return "m.cas.h5"
+
+
+def _collection(folder: Path) -> str:
+    for i in range(2):
+        make.vtp(folder / f"{i}.vtp", "base64")
+    lines = "".join(f'<DataSet timestep="{i}" file="{i}.vtp"/>' for i in range(2))
+    (folder / "m.pvd").write_text(f'<VTKFile type="Collection"><Collection>{lines}</Collection></VTKFile>')
+    return "m.pvd"
+
+
+_makes("vtp/lz4", "mesh")(lambda folder: _vtp_packed(folder, "vtkLZ4DataCompressor", raw=True, parts=_SURFACE))
+_makes("vtp/cloud", "points", options={"kind": "points"})(
+    lambda folder: _vtp_packed(folder, "vtkZLibDataCompressor", raw=False, parts={"Verts": [(n,) for n in range(12)]})
+)
+_makes("vtp/collection", "mesh")(_collection)
+_makes("vtkhdf/polydata", "mesh", options=_REPAIR)(_polydata)
+_makes("vtu/polyhedra", "mesh", options=_CELLS)(_polyhedra)
+for _binary in (False, True):
+    _makes(f"foam/{'binary' if _binary else 'ascii'}", "mesh")(lambda folder, b=_binary: _foam_case(folder, binary=b))
+for _name in ("hdf5", "adf", "adf-b"):
+    _makes(f"cgns/{_name}", "mesh")(lambda folder, n=_name: _cgns_zones(folder, n))
+_makes("cgns/ngon", "mesh", options=_CELLS)(lambda folder: _cgns_zones(folder, "ngon"))
+_makes("fluent/plane", "mesh")(lambda folder: _fluent_case(folder, is_plane=True))
+_makes("fluent/solid", "mesh", options=_CELLS)(lambda folder: _fluent_case(folder, is_plane=False))
 
 
 # -- our own stores ----------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class _Zone:
 
 def is_cgns(path: str) -> bool:
     """Whether a file has labels, as CGNS says; those that meshio writes have none."""
-    with open_tree(path) as root:
+    with damage_named(path), open_tree(path) as root:
         base = root.child("Base")
         return base is None or base.label != ""
 

@@ -140,12 +140,7 @@ class _Cells:
 class FoamSource(WholeFileSource[_Cells]):
     """A case as a source: its arrays are ``cell/<field>``, ``cell/volume`` and, of all times, ``graph/time``.
 
-    Parameters
-    ----------
-    path
-        As in :func:`is_case`.
-    region
-        Which of several meshes.
+    ``path``: as in :func:`is_case`; ``region``: which of several meshes.
     """
 
     format = "openfoam"
@@ -155,7 +150,7 @@ class FoamSource(WholeFileSource[_Cells]):
         found = _split(path)
         if found is None:
             raise UnsupportedFormatError(
-                f"{path}: no case of OpenFOAM: neither constant/polyMesh nor processor0 is there"
+                f"{path}: no case of OpenFOAM: it has neither constant/polyMesh nor processor0"
             )
         self.case, time = found
         regions = _regions(self.case)
@@ -171,7 +166,7 @@ class FoamSource(WholeFileSource[_Cells]):
         first = self.parts[0].case
         self.times = [time] if time is not None else _times(first)
         self._num_cells = [part.sizes()[0] for part in self.parts]
-        self.skipped: dict[str, str] = {}
+        self.skipped, self._unread = dict[str, str](), dict[str, str]()
         self._fields = self._find_fields()
 
     def _find_parts(self, regions: Mapping[str, str]) -> list[_Part]:
@@ -206,6 +201,8 @@ class FoamSource(WholeFileSource[_Cells]):
                 name = entry.name.removesuffix(".gz")
                 if entry.is_file() and not name.endswith(("~", ".orig")) and not name.startswith("."):
                     self._note(time, name, os.path.join(folder, name), found)
+        for name in found.keys() & self._unread:
+            raise CorruptDataError(f"{self._unread[name]}: has no header as it has at other times; {AGAIN}")
         first = self.times[0] if self.times else ""
         latest = {name for name, files in found.items() if self.times and self.times[-1] in files}
         if self.has_time and len(self.times) > 1 and float(first) == 0 and not all(first in found[n] for n in latest):
@@ -231,7 +228,10 @@ class FoamSource(WholeFileSource[_Cells]):
         try:
             file = FoamFile.read(path, head=True)
         except CorruptDataError:
-            return  # something else that lies there
+            file = None
+        if file is None or not file.kind:
+            self._unread[name] = path
+            return  # something else that lies there, or damaged
         reason = "lives on points" if file.kind.startswith("point") else "lives on faces"
         if file.kind in COMPONENTS:
             if (unread := file.why_not()) is None:

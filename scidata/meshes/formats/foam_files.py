@@ -162,6 +162,8 @@ class FoamFile:
     def why_not(self) -> str | None:
         """Say why the values of a field, of which the head was read, cannot be read; None where they can."""
         found = _FIELD.search(self.data, self.begin)
+        if found is None and len(self.data) < _HEAD:
+            raise CorruptDataError(f"{self.path}: ends before internalField; {AGAIN}")
         if found is None:
             return f"has no internalField in its first {_HEAD} bytes"
         if found[1] is None and re.search(rb"[^\d\s().eE+-]", found[2]) and b"nan" not in found[2].lower():

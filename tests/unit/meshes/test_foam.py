@@ -96,6 +96,10 @@ def _cut(path, num=20):
     path.write_bytes(path.read_bytes()[:-num])
 
 
+def _head(path, num):
+    path.write_bytes(path.read_bytes()[:num])
+
+
 @pytest.mark.parametrize("binary", [True, False])
 def test_damage_is_named(tmp_path, binary):
     how = {"binary": binary, "label": 32}
@@ -119,6 +123,8 @@ def test_damage_is_named(tmp_path, binary):
     damaged("short", owners(owner[:-1]), f"has {len(owner)} faces, {len(owner) - 1} owners")
     damaged("range", owners(np.where(np.arange(len(owner)) == 3, -7, owner)), r"faces \[3\] name the cells as owners")
     damaged("field", lambda mesh: _cut(mesh.parents[1] / "10" / "U", 90), "U: ")
+    for num, match in ((0, "has no header as it has at other times"), (200, "ends before internalField")):
+        damaged(f"head{num}", lambda mesh, num=num: _head(mesh.parents[1] / "0.5" / "U", num), f"0.5/U: {match}")
     damaged(
         "other", lambda mesh: _foam.write_field(mesh.parents[1] / "10" / "p", "volScalarField", P[0, :3], **how),
         "3 values, but the mesh has 5 cells", FieldMismatchError,

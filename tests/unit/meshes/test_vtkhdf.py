@@ -161,6 +161,17 @@ def test_counts_are_checked_before_anything_is_made(tmp_path, name, what):
         read_samples(path).header(0)
 
 
+def test_columns_are_no_lists(tmp_path):
+    def turn(root):
+        values = root["Connectivity"][:][:, None]
+        del root["Connectivity"]
+        root["Connectivity"] = values
+
+    path, _ = write(tmp_path / "a.vtkhdf", change=turn)
+    with pytest.raises(CorruptDataError, match=r"field 'VTKHDF/Connectivity' .*\(shape \(\d+, 1\)\)"):
+        read_samples(path).header(0)
+
+
 def test_a_type_that_is_no_text(tmp_path):
     def bad(root):
         root.attrs["Type"] = np.bytes_(b"Unstructured\xffGrid")

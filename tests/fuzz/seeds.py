@@ -460,7 +460,7 @@ for _name in ("ascii", "base64"):
 
 
 _SURFACE = {"Polys": [(0, 1, 2), (2, 3, 4, 5)], "Strips": [(6, 7, 8, 9, 10), (1, 2, 3)]}
-_CELLS = {"entity": "cell"}
+_OF_CELLS = {"entity": "cell"}
 
 
 def _vtp_packed(folder: Path, compressor: str, *, raw: bool, parts: Mapping[str, Any]) -> str:
@@ -565,14 +565,14 @@ _makes("vtp/cloud", "points", options={"kind": "points"})(
 )
 _makes("vtp/collection", "mesh")(_collection)
 _makes("vtkhdf/polydata", "mesh", options=_REPAIR)(_polydata)
-_makes("vtu/polyhedra", "mesh", options=_CELLS)(_polyhedra)
+_makes("vtu/polyhedra", "mesh", options=_OF_CELLS)(_polyhedra)
 for _binary in (False, True):
     _makes(f"foam/{'binary' if _binary else 'ascii'}", "mesh")(lambda folder, b=_binary: _foam_case(folder, binary=b))
 for _name in ("hdf5", "adf", "adf-b"):
     _makes(f"cgns/{_name}", "mesh")(lambda folder, n=_name: _cgns_zones(folder, n))
-_makes("cgns/ngon", "mesh", options=_CELLS)(lambda folder: _cgns_zones(folder, "ngon"))
+_makes("cgns/ngon", "mesh", options=_OF_CELLS)(lambda folder: _cgns_zones(folder, "ngon"))
 _makes("fluent/plane", "mesh")(lambda folder: _fluent_case(folder, is_plane=True))
-_makes("fluent/solid", "mesh", options=_CELLS)(lambda folder: _fluent_case(folder, is_plane=False))
+_makes("fluent/solid", "mesh", options=_OF_CELLS)(lambda folder: _fluent_case(folder, is_plane=False))
 
 
 # -- our own stores ----------------------------------------------------------------------------------------------------

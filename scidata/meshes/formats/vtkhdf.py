@@ -202,11 +202,11 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
         totals += [(each.group, "connectivity ids", sum(each.ids), "Connectivity")]
         totals += [(each.group, "offsets", num + len(points), "Offsets")]
     for group, counted, total, name in totals:
-        shape = arrays[f"{_ROOT}/{group}{name}"].shape
-        if (found := shape[0]) < total or len(shape) > 1 + (name == "Points"):
+        said = arrays[f"{_ROOT}/{group}{name}"].shape
+        if (found := said[0]) < total or len(said) > 1 + (name == "Points"):
             raise CorruptDataError(
                 f"{source.path}: field '{_ROOT}/{group}{name}' has {found} rows, but the pieces have {total} {counted}"
-                f" (shape {shape})"
+                f" (shape {said})"
             )
     kind, entity, triangles = "mesh", "node", None
     if groups[0]:

@@ -12,22 +12,14 @@ from scidata.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RawCells:
-    """Cells as lists of nodes, of any size each: VTK's shape.
+    """Cells as lists of nodes, of any size each: VTK's shape."""
 
-    Attributes
-    ----------
-    offsets
-        ``(num_cells + 1,)`` int64: the nodes of cell ``i`` are ``connectivity[offsets[i]:offsets[i + 1]]``.
-    connectivity
-        ``(sum of sizes,)`` int64, 0-based rows of the nodes, in VTK's order. Not checked here: an index that the
-        file has wrong (a hole in a cell becomes -1) is left for the checks of a sample to name.
-    cell_type
-        ``(num_cells,)`` uint8: VTK's codes.
-    """
-
+    # ``(num_cells + 1,)`` int64: the nodes of cell ``i`` are ``connectivity[offsets[i]:offsets[i + 1]]``
     offsets: IntArray
+    # ``(sum of sizes,)`` int64, 0-based rows of the nodes, in VTK's order. Not checked here: an index that the file has
+    # wrong (a hole in a cell becomes -1) is left for the checks of a sample to name
     connectivity: AnyArray
-    cell_type: ByteArray
+    cell_type: ByteArray  # ``(num_cells,)`` uint8: VTK's codes
 
     def __post_init__(self) -> None:
         offsets = self.offsets
@@ -64,18 +56,9 @@ class RawCells:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
-    """Points, cells and edges, read.
+    """Points, cells and edges, read."""
 
-    Attributes
-    ----------
-    points
-        ``(num_nodes, 2 or 3)`` float64, or None for a graph without positions.
-    cells
-        None for points and graphs.
-    edge_index
-        ``(2, num_edges)`` int64: source and destination; None where edges are still to be made.
-    """
-
-    points: FloatArray | None = None
-    cells: RawCells | None = None
+    points: FloatArray | None = None  # ``(num_nodes, 2 or 3)`` float64, or None for a graph without positions
+    cells: RawCells | None = None  # None for points and graphs
+    # ``(2, num_edges)`` int64: source and destination; None where edges are still to be made
     edge_index: IntArray | None = None

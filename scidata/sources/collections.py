@@ -15,12 +15,8 @@ _MOST_BYTES = 1 << 28
 def steps_of(path: str) -> tuple[str, ...]:
     """Return the files of a collection, one for each of its times; of any other file it alone.
 
-    Raises
-    ------
-    CorruptDataError, UnsupportedFormatError
-        It is no such XML; or several files are parts of one time.
-    RefusedError
-        It declares XML entities, or names a file that does not lie in its folder.
+    Raises CorruptDataError, UnsupportedFormatError: it is no such XML; or several files are parts of one time.
+    Raises RefusedError: it declares XML entities, or names a file that does not lie in its folder.
     """
     if not (path.lower().endswith(".pvd") and os.path.isfile(path)):
         return (path,)

@@ -92,11 +92,8 @@ def find_padding(
 ) -> BoolArray:
     """Find the padding of rows of nodes: fill values, or anything below the first index where there are none.
 
-    Raises
-    ------
-    CorruptDataError
-        A fill value is the index of a node as well; or nothing says whether the number below the first index pads
-        rows, or is the first node of indices that begin lower than said.
+    Raises CorruptDataError: a fill value is the index of a node as well; or nothing says whether the number below the
+    first index pads rows, or is the first node of indices that begin lower than said.
     """
     padding = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(raw.shape, bool)
     fills = fill_values(source, layout)
@@ -137,10 +134,8 @@ def read_counted_rows(
 ) -> tuple[IntArray, BoolArray]:
     """Read padded rows whose sizes are in another array; return them, and their padding.
 
-    Raises
-    ------
-    FieldMismatchError
-        There is not one size for each row, or one that a row cannot hold; ``counted`` names the things.
+    Raises FieldMismatchError: there is not one size for each row, or one that a row cannot hold; ``counted`` names the
+    things.
     """
     rows, sizes = read_indices(source, name, options), read_indices(source, sizes_name, options)
     if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):

@@ -73,29 +73,17 @@ def base_name(name: str) -> str:
 class RawField:
     """A field that is not read yet.
 
-    Attributes
-    ----------
-    name, units, attributes
-        As in the file; ``units`` is empty where it names none.
-    entity
-        ``"node"``, ``"point"``, ``"cell"`` or ``"edge"``.
-    dims, shape
-        In the source's order.
-    entity_dim
-        Position of the dimension with one row per entity.
-    dtype
-        Of the values as :meth:`read` gives them: decoded, native byte order.
-    reader
-        Reads a box; pickles.
+    ``name, units, attributes``: as in the file; ``units`` is empty where it names none.
     """
 
     name: str
-    entity: str
+    entity: str  # ``"node"``, ``"point"``, ``"cell"`` or ``"edge"``
+    # dims, shape: in the source's order
     dims: tuple[str, ...]
     shape: tuple[int, ...]
-    entity_dim: int
-    dtype: np.dtype[Any]
-    reader: Reader
+    entity_dim: int  # position of the dimension with one row per entity
+    dtype: np.dtype[Any]  # of the values as :meth:`read` gives them: decoded, native byte order
+    reader: Reader  # reads a box; pickles
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -179,25 +167,13 @@ class NewDim:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """Parts that follow each other along one dimension, read as one array.
+    """Parts that follow each other along one dimension, read as one array."""
 
-    Attributes
-    ----------
-    parts
-        None for a part that the file does not have: its values are NaN.
-    dim
-        The dimension along which they follow each other.
-    bounds
-        First row of each part, and the end of the last.
-    dtype
-        Of the values.
-    """
-
-    parts: tuple[Reader | None, ...]
-    dim: int
-    bounds: tuple[int, ...]
+    parts: tuple[Reader | None, ...]  # None for a part that the file does not have: its values are NaN
+    dim: int  # the dimension along which they follow each other
+    bounds: tuple[int, ...]  # first row of each part, and the end of the last
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # of the values
 
     def __call__(self, box: Box) -> AnyArray:
         """Return the values of a box."""
@@ -217,37 +193,23 @@ class Joined:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options that say where points, edges and the mesh are in a file.
+    """Options that say where points, edges and the mesh are in a file."""
 
-    Attributes
-    ----------
-    points
-        Names of the coordinates: one ``(N, 2 or 3)`` array, or two or three of length N.
-    edges
-        Where edges come from: ``"edge_index"``, ``"cells"``, ``"knn:8"``, ``"radius:0.1"``; None: as the file has them.
-    topology
-        Name of the mesh variable, where a file has several.
-    allow_missing
-        Read fill values where chunks are absent.
-    """
-
+    # names of the coordinates: one ``(N, 2 or 3)`` array, or two or three of length N
     points: tuple[str, ...] | None = None
+    # where edges come from: ``"edge_index"``, ``"cells"``, ``"knn:8"``, ``"radius:0.1"``; None: as the file has them
     edges: str | None = None
-    topology: str | None = None
-    allow_missing: bool = False
+    topology: str | None = None  # name of the mesh variable, where a file has several
+    allow_missing: bool = False  # read fill values where chunks are absent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """A topology that is read some cells or edges at a time, more than once if need be.
+    """A topology that is read some cells or edges at a time, more than once if need be."""
 
-    Attributes
-    ----------
-    points, cells, edges
-        Yield the points, ``(num, 2 or 3)`` float64, the cells, or ``(2, num)`` int64 edges, in their order, at most as
-        many at once as asked for; None where there are none. Errors that need all of them come at the end.
-    """
-
+    # points, cells, edges: yield the points, ``(num, 2 or 3)`` float64, the cells, or ``(2, num)`` int64 edges, in
+    # their order, at most as many at once as asked for; None where there are none. Errors that need all of them come at
+    # the end
     points: Callable[[int], Iterator[FloatArray]] | None
     cells: Callable[[int], Iterator[RawCells]] | None = None
     edges: Callable[[int], Iterator[IntArray]] | None = None
@@ -267,62 +229,34 @@ def blocks_in_memory(geometry: Geometry) -> Blocks:
 
 @dataclass(frozen=True, kw_only=True)
 class RawTopology:
-    """One mesh, cloud or graph as its metadata describe it; :meth:`load` reads it. Adapters subclass it.
+    """One mesh, cloud or graph as its metadata describe it; :meth:`load` reads it. Adapters subclass it."""
 
-    Attributes
-    ----------
-    source
-        The file that holds the topology.
-    kind
-        ``"mesh"``, ``"points"`` or ``"graph"``.
-    on_sphere
-        True where the points are longitude and latitude.
-    sizes
-        Number of rows of each entity that fields may live on.
-    entity_of_dim
-        Entity of each dimension that is named; entities not in ``sizes`` have fields that are left out.
-    entity_of_location
-        Entity of each value of a field's attribute ``location`` (UGRID).
-    other_meshes
-        Mesh variables of the file that are not this topology (UGRID): fields whose attribute ``mesh`` names one are not
-        of it.
-    entity_of_name
-        Entity of arrays whose name says it.
-    not_fields
-        Arrays of the file that describe the topology: no fields unless asked for by name.
-    period
-        Width of the domain along each coordinate where it wraps, 0 where it does not.
-    fields
-        Fields that only the adapter can find; None: by their dimensions.
-    leading_only
-        A field's rows are its first dimension, unless its dimensions are named.
-    left_out
-        Arrays that the adapter passes over, and why.
-    mesh_edges
-        True where ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields
-        on them follow to the directed edges that are made of the cells.
-    cells_are_rows
-        The rows are the cells, in ``points``, whatever was asked for: :meth:`load` returns their centres, and the
-        edges across their faces.
-    coordinates
-        Names of the arrays of the points, where :func:`~scidata.meshes.formats.coordinates.read_points` reads them.
-    """
-
-    source: Source
-    kind: str = "mesh"
-    on_sphere: bool = False
-    sizes: Mapping[str, int]
+    source: Source  # the file that holds the topology
+    kind: str = "mesh"  # ``"mesh"``, ``"points"`` or ``"graph"``
+    on_sphere: bool = False  # True where the points are longitude and latitude
+    sizes: Mapping[str, int]  # number of rows of each entity that fields may live on
+    # entity of each dimension that is named; entities not in ``sizes`` have fields that are left out
     entity_of_dim: Mapping[str, str] = field(default_factory=dict)
+    # entity of each value of a field's attribute ``location`` (UGRID)
     entity_of_location: Mapping[str, str] = field(default_factory=dict)
+    # mesh variables of the file that are not this topology (UGRID): fields whose attribute ``mesh`` names one are not
+    # of it
     other_meshes: frozenset[str] = frozenset()
-    entity_of_name: Mapping[str, str] = field(default_factory=dict)
+    entity_of_name: Mapping[str, str] = field(default_factory=dict)  # entity of arrays whose name says it
+    # arrays of the file that describe the topology: no fields unless asked for by name
     not_fields: frozenset[str] = frozenset()
+    # width of the domain along each coordinate where it wraps, 0 where it does not
     period: tuple[float, ...] | None = None
-    fields: Mapping[str, RawField] | None = None
-    leading_only: bool = False
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, RawField] | None = None  # fields that only the adapter can find; None: by their dimensions
+    leading_only: bool = False  # a field's rows are its first dimension, unless its dimensions are named
+    left_out: Mapping[str, str] = field(default_factory=dict)  # arrays that the adapter passes over, and why
+    # True where ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields on
+    # them follow to the directed edges that are made of the cells
     mesh_edges: bool = False
+    # the rows are the cells, in ``points``, whatever was asked for: :meth:`load` returns their centres, and the edges
+    # across their faces
     cells_are_rows: bool = False
+    # names of the arrays of the points, where :func:`~scidata.meshes.formats.coordinates.read_points` reads them
     coordinates: tuple[str, ...] = ()
     options: Options = field(default_factory=Options)
 

@@ -71,12 +71,9 @@ def is_cgns(path: str) -> bool:
 def read_cgns(path: str) -> MeshData:
     """Return the mesh of all zones of a file, in the file's order.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        Elements of other types, moving grids, coordinates other than X, Y, Z, bases of several dimensions.
-    CorruptDataError
-        Parts are missing or do not fit together.
+    Raises UnsupportedFormatError: elements of other types, moving grids, coordinates other than X, Y, Z, bases of
+    several dimensions.
+    Raises CorruptDataError: parts are missing or do not fit together.
     """
     left_out: dict[str, str] = {}
     with damage_named(path), open_tree(path) as root, damage_named(path):

@@ -43,12 +43,8 @@ def results_of(path: str) -> str | None:
 def read_fluent(path: str) -> MeshData:
     """Return the mesh of a case, or the fields of results, which have no points.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        Several meshes, surfaces without cells, refined, overlapping or non-conformal meshes.
-    CorruptDataError
-        Parts are missing or do not fit together.
+    Raises UnsupportedFormatError: several meshes, surfaces without cells, refined, overlapping or non-conformal meshes.
+    Raises CorruptDataError: parts are missing or do not fit together.
     """
     with damage_named(path), open_h5(path) as h5, damage_as_corrupt_data(f"{path}: its arrays"), damage_named(path):
         if is_results(path):

@@ -398,14 +398,9 @@ class FoamTopology(RawTopology):
 def open_topology(path: str, options: Options, kind: str | None = None) -> FoamTopology:
     """Describe a case; its fields' files are looked at, and its mesh is not read where ``owner`` says its size.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        A mesh that moves or changes; several regions, of which none is named.
-    CorruptDataError
-        A file is missing, cut off, or contradicts another.
-    FieldMismatchError
-        It is not of the kind that is asked for.
+    Raises UnsupportedFormatError: a mesh that moves or changes; several regions, of which none is named.
+    Raises CorruptDataError: a file is missing, cut off, or contradicts another.
+    Raises FieldMismatchError: it is not of the kind that is asked for.
     """
     if kind not in (None, "mesh"):
         raise FieldMismatchError(
@@ -436,15 +431,10 @@ def write_field(
 ) -> None:
     """Write a field of cells into a case, whole or not at all, as ascii or binary and packed or not as ``like`` is.
 
-    Parameters
-    ----------
-    case
-        Its folder, or its ``.foam`` file; decomposed ones get each processor's part.
-    time
-        Such as ``"500"``; its folder is made where it is not there.
-    values
-        ``(num_cells,)``, or ``(num_cells, 3)`` (vectors), 6 (symmetric tensors) or 9, in the case's order.
-    like
-        A field of that time, whose dimensions it gets, too; by default it is without, and in the format of the mesh.
+    ``case``: its folder, or its ``.foam`` file; decomposed ones get each processor's part.
+    ``time``: such as ``"500"``; its folder is made where it is not there.
+    ``values``: ``(num_cells,)``, or ``(num_cells, 3)`` (vectors), 6 (symmetric tensors) or 9, in the case's order.
+    ``like``: a field of that time, whose dimensions it gets, too; by default it is without, and in the format of the
+    mesh.
     """
     FoamSource(case, region).write_field(time, name, np.asarray(values), like=like)

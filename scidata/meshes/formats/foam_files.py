@@ -48,33 +48,18 @@ def existing(path: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FoamFile:
-    """A file, or the head of one.
+    """A file, or the head of one."""
 
-    Attributes
-    ----------
-    path
-        As it lies there.
-    data
-        Its bytes, unpacked.
-    header
-        The entries of ``FoamFile``.
-    begin
-        Where they end.
-    """
-
-    path: str
-    data: bytes
-    header: Mapping[str, str]
-    begin: int
+    path: str  # as it lies there
+    data: bytes  # its bytes, unpacked
+    header: Mapping[str, str]  # the entries of ``FoamFile``
+    begin: int  # where they end
 
     @classmethod
     def read(cls, path: str, *, head: bool = False) -> FoamFile:
         """Read a file, or its first bytes, packed or not.
 
-        Raises
-        ------
-        CorruptDataError
-            It is not there, is cut off, or is no file of OpenFOAM.
+        Raises CorruptDataError: it is not there, is cut off, or is no file of OpenFOAM.
         """
         found = existing(path)
         if found is None:
@@ -173,10 +158,7 @@ class FoamFile:
     def field(self, num_cells: int) -> AnyArray:
         """Read the values of a field in the cells: ``(num_cells,)``, or ``(num_cells, components)``.
 
-        Raises
-        ------
-        FieldMismatchError
-            It has another number of values.
+        Raises FieldMismatchError: it has another number of values.
         """
         components = COMPONENTS[self.kind]
         found = _FIELD.search(self.data, self.begin)
@@ -273,18 +255,11 @@ def write_field(
 ) -> None:
     """Write a field of cells, whole or not at all.
 
-    Parameters
-    ----------
-    path
-        The folder of its time.
-    values
-        ``(num_cells,)`` or ``(num_cells, 3, 6 or 9)``.
-    like
-        A file whose format (ascii or binary, widths of numbers, packed or not) it gets.
-    patches
-        The type of each patch's boundary condition; the values there are those of the cells beside them.
-    dimensions
-        As ``"0 1 -1 0 0 0 0"``; none by default.
+    ``path``: the folder of its time.
+    ``values``: ``(num_cells,)`` or ``(num_cells, 3, 6 or 9)``.
+    ``like``: a file whose format (ascii or binary, widths of numbers, packed or not) it gets.
+    ``patches``: the type of each patch's boundary condition; the values there are those of the cells beside them.
+    ``dimensions``: as ``"0 1 -1 0 0 0 0"``; none by default.
     """
     by_components = {num: kind for kind, num in COMPONENTS.items() if kind != "volSphericalTensorField"}
     components = 1 if values.ndim == 1 else values.shape[1]

@@ -70,19 +70,8 @@ _SUFFIXES = (
 )
 #: Formats whose readers loop as often as the file says; a process costs a second, which the others need not pay.
 _COUNTED = (
-    ".msh",
-    ".mesh",
-    ".meshb",
-    ".ply",
-    ".su2",
-    ".vol",
-    ".avs",
-    ".ugrid",
-    ".f3grid",
-    ".ele",
-    ".node",
-    ".post",
-    ".dato",
+    *(".msh", ".mesh", ".meshb", ".ply", ".su2", ".vol", ".avs"),
+    *(".ugrid", ".f3grid", ".ele", ".node", ".post", ".dato"),
 )
 _HEAD = 1 << 16  # bytes of a file that say how it is written
 _LEAST_SECONDS, _BYTES_A_SECOND = 6, 100_000  # of processor time: the imports, and a tenth of meshio's slowest reader
@@ -117,12 +106,9 @@ def open_any(path: str, *, allow_external: bool = False) -> Source:
 class MeshioSource(WholeFileSource[MeshData]):
     """A file that meshio reads, as a source: its arrays are ``point/<name>`` and ``cell/<name>``.
 
-    Parameters
-    ----------
-    path
-        A local file. Read at the first use, once per process; a pickle holds the path and options alone.
-    allow_external
-        Also read other files outside the folder of this one (XDMF's data items, external links, included files).
+    ``path``: a local file. Read at the first use, once per process; a pickle holds the path and options alone.
+    ``allow_external``: also read other files outside the folder of this one (XDMF's data items, external links,
+    included files).
     """
 
     def __init__(self, path: str, *, allow_external: bool = False) -> None:
@@ -141,14 +127,9 @@ class MeshioSource(WholeFileSource[MeshData]):
     def mesh(self) -> MeshData:
         """Points, cells and fields.
 
-        Raises
-        ------
-        MissingDependencyError
-            meshio is not installed.
-        UnsupportedFormatError
-            It cannot read the file.
-        RefusedError
-            The file leads out of its folder, or declares XML entities.
+        Raises MissingDependencyError: meshio is not installed.
+        Raises UnsupportedFormatError: it cannot read the file.
+        Raises RefusedError: the file leads out of its folder, or declares XML entities.
         """
         return self._read()
 
@@ -342,14 +323,11 @@ def open_topology(
 ) -> MeshioTopology:
     """Describe the mesh of a file, or, where it is VTP, the cloud; reads all of it. Polyhedra need ``entity="cell"``.
 
-    Raises
-    ------
-    FieldMismatchError
-        It is not of the kind that is asked for.
-    MissingDependencyError, UnsupportedFormatError
-        meshio is not installed, or cannot read the file; or it has polyhedra, and rows are to be its nodes.
-    RefusedError
-        The file leads out of its folder, and ``allow_external`` is not set; or it declares XML entities.
+    Raises FieldMismatchError: it is not of the kind that is asked for.
+    Raises MissingDependencyError, UnsupportedFormatError: meshio is not installed, or cannot read the file; or it has
+    polyhedra, and rows are to be its nodes.
+    Raises RefusedError: the file leads out of its folder, and ``allow_external`` is not set; or it declares XML
+    entities.
     """
     source = MeshioSource(path, allow_external=allow_external)
     if is_results(path):

@@ -162,10 +162,8 @@ class PlainTopology(RawTopology):
 def open_topology(source: Source, options: Options) -> PlainTopology:
     """Describe the mesh of a store.
 
-    Raises
-    ------
-    UnknownNameError, FieldMismatchError
-        Arrays of the layout are not there, or have not the shapes that were expected.
+    Raises UnknownNameError, FieldMismatchError: arrays of the layout are not there, or have not the shapes that were
+    expected.
     """
     found = find_points(source, options)
     if found is None:

@@ -33,39 +33,23 @@ SUFFIXES = tuple(_KINDS)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeshData:
-    """A mesh, or a cloud, all of which was read.
+    """A mesh, or a cloud, all of which was read."""
 
-    Attributes
-    ----------
-    points
-        ``(num_points, 2 or 3)``; of a grid with polyhedra its cells' centres.
-    cells
-        None of a cloud, and of a grid with polyhedra.
-    point_data, cell_data
-        Fields by name, one row for each point or cell.
-    left_out
-        Why fields of the file are not there.
-    edge_index
-        ``(2, num_edges)`` int64: cells that share a face, of a grid with polyhedra; else None.
-    """
-
-    points: AnyArray
-    cells: RawCells | None
+    points: AnyArray  # ``(num_points, 2 or 3)``; of a grid with polyhedra its cells' centres
+    cells: RawCells | None  # None of a cloud, and of a grid with polyhedra
+    # point_data, cell_data: fields by name, one row for each point or cell
     point_data: Mapping[str, AnyArray]
     cell_data: Mapping[str, AnyArray]
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why fields of the file are not there
+    # ``(2, num_edges)`` int64: cells that share a face, of a grid with polyhedra; else None
     edge_index: IntArray | None = None
 
 
 def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
     """Return the surface, cloud or grid of a file.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        Its type is not that of its suffix; or it has lines, or vertices beside polygons.
-    CorruptDataError
-        An array is damaged, missing, or too short or long.
+    Raises UnsupportedFormatError: its type is not that of its suffix; or it has lines, or vertices beside polygons.
+    Raises CorruptDataError: an array is damaged, missing, or too short or long.
     """
     file, suffix = parse(path, data), suffix or path[-4:].lower()
     if file.kind != _KINDS[suffix]:

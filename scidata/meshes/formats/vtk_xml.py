@@ -41,24 +41,12 @@ AGAIN = "copy or write it again"
 
 @dataclass(frozen=True, kw_only=True)
 class VTKFile:
-    """A parsed file.
+    """A parsed file."""
 
-    Attributes
-    ----------
-    path
-        Of the file, for messages.
-    root
-        The element ``VTKFile``, without the appended data.
-    appended
-        What follows the underscore in ``AppendedData``.
-    is_raw
-        Whether that is raw bytes, not base64.
-    """
-
-    path: str
-    root: ElementTree.Element
-    appended: bytes
-    is_raw: bool
+    path: str  # of the file, for messages
+    root: ElementTree.Element  # the element ``VTKFile``, without the appended data
+    appended: bytes  # what follows the underscore in ``AppendedData``
+    is_raw: bool  # whether that is raw bytes, not base64
 
     @property
     def kind(self) -> str:
@@ -73,17 +61,10 @@ class VTKFile:
     def read(self, array: ElementTree.Element, num_rows: int | None = None) -> AnyArray:
         """Return the values of a ``DataArray``: ``(num_values,)``, or ``(num_tuples, num_components)`` of several.
 
-        Parameters
-        ----------
-        num_rows
-            How many values or tuples it has, where that is known: packed bytes that claim others are not unpacked.
-
-        Raises
-        ------
-        UnsupportedFormatError
-            It is of a type that is no number.
-        CorruptDataError
-            It is damaged, or lies outside the file.
+        ``num_rows``: how many values or tuples it has, where that is known: packed bytes that claim others are not
+        unpacked.
+        Raises UnsupportedFormatError: it is of a type that is no number.
+        Raises CorruptDataError: it is damaged, or lies outside the file.
         """
         name, kind = array.get("Name", ""), array.get("type", "")
         if kind not in TYPES:

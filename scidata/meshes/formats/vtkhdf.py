@@ -177,12 +177,8 @@ class RowsReader:
 def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     """Describe the grid of a file.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        Another type of VTKHDF, or a mesh that changes in time.
-    UnknownNameError
-        A part of the format is not there.
+    Raises UnsupportedFormatError: another type of VTKHDF, or a mesh that changes in time.
+    Raises UnknownNameError: a part of the format is not there.
     """
     groups, arrays = ("",) if _type_of(source) == "UnstructuredGrid" else tuple(_LISTS.values()), source.arrays
     names = [f"{group}{name}" for group in groups for name in ("NumberOfCells", "NumberOfConnectivityIds")]

@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+from pipelines import graphcast
 from scidata.device_mesh.launch import read_launcher
 from scidata.device_mesh.mesh import _device_index
 from tests.clusters.hosts import ROOT
@@ -161,11 +162,22 @@ def cancelled(lab: Lab) -> str:
 
 def before_the_time_is_up(lab: Lab) -> str:
     """``sbatch --signal``: the job of the ViT example saves, queues again, and goes on from there."""
+    return _goes_on_after_a_signal(lab, "train_vit", lab.data, "--patch 8 --heads 2")
+
+
+def before_the_time_of_graphs_is_up(lab: Lab) -> str:
+    """The same of the GraphCast example."""
+    data = lab.new("waves")
+    graphcast.make(str(data), num_times=12, num_levels=2, shape=(19, 36))
+    return _goes_on_after_a_signal(lab, "train_graphcast", data, "--history 1")
+
+
+def _goes_on_after_a_signal(lab: Lab, script: str, data: Path, model: str) -> str:
     folder = lab.new("signal")
     (folder / "examples").symlink_to(ROOT / "examples")
-    small = "--device cpu --domain 2 --patch 8 --dim 8 --depth 2 --heads 2 --amp none --epochs 100000"
+    small = f"--device cpu --domain 2 --dim 8 --depth 2 --amp none --epochs 100000 {model}"
     options = "--nodes=2 --ntasks-per-node=1 --gpus-per-node=0 --cpus-per-task=1 --time=2 --signal=USR1@60"
-    command = f"{options} --open-mode=append examples/train_vit.slurm {lab.data} {small} --save-every 100000"
+    command = f"{options} --open-mode=append examples/{script}.slurm {data} {small} --save-every 100000"
     job = lab.slurm.submit(command, cwd=folder)
     said = folder / "slurm.out"
     wait_until("a stop", lambda: said.exists() and "a signal: stopped and saved" in said.read_text(), 150)
@@ -200,4 +212,6 @@ def node_goes(lab: Lab) -> str:
     return f"queued again {seconds:.0f} s after the node went; ended with all samples, each once"
 
 
-ALL = (how_to, gpus, array, requeued, cancelled, node_goes, before_the_time_is_up)
+ALL = (
+    how_to, gpus, array, requeued, cancelled, node_goes, before_the_time_is_up, before_the_time_of_graphs_is_up,
+)  # fmt: skip

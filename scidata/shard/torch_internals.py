@@ -134,6 +134,8 @@ coo_to_csr: Callable[..., Tensor] = torch._convert_indices_from_coo_to_csr
 
 #: ``forward_ad.make_dual`` and ``unpack_dual`` call these: only they arrive at ``__torch_function__``.
 make_dual, unpack_dual = torch._VF._make_dual, torch._VF._unpack_dual
+#: What ``nn.utils.rnn.pad_sequence`` calls, and no public function is.
+pad_sequence_of_c: Callable[..., Tensor] = torch._C._nn.pad_sequence
 
 
 def of_lists(name: str) -> Callable[..., object]:

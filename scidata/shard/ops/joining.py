@@ -24,6 +24,7 @@ from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.rows.redistribute import RowPlan, kept_rows, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import pad_sequence_of_c
 
 
 def _rows(
@@ -182,7 +183,7 @@ def _padded_rows(extent: int, lo: int, hi: int, mode: str) -> IntArray:
     raise RuntimeError(f"pad: {(lo, hi)} rows of mode {mode!r} do not fit a dim of extent {extent}")
 
 
-@handles(torch._C._nn.pad_sequence)
+@handles(pad_sequence_of_c)
 def pad_sequence(
     sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
 ) -> Tensor:

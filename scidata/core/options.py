@@ -36,9 +36,10 @@ Weights: TypeAlias = npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
 HaloWidth: TypeAlias = int | tuple[int, int]
 #: A relation that a layer of a model follows, or several in one layer.
 Layer: TypeAlias = str | tuple[str, ...]
-#: A width, widths by dim, or the relations that the layers of a model follow; no sequence, since a str is one.
+#: A width, widths by dim, ``"cells"``, or the relations that the layers of a model follow.
 Halo: TypeAlias = (
     float
+    | str
     | HaloWidth
     | Mapping[str, HaloWidth]
     | Mapping[str | int, HaloWidth]

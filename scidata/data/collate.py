@@ -159,7 +159,8 @@ def _topology(samples: Sequence[IrregularSample], rows: Mapping[str, _Rows]) -> 
             name: _joined([s.topology.relations[name] for s in samples], rows, rows.get(name))
             for name in first.relations
         },
-        cells=_cells([s.topology.cells for s in samples if s.topology.cells is not None], rows[first.entity]),
+        cells=_cells([s.topology.cells for s in samples], rows[first.entity]),
+        far_cells=_cells([s.topology.far_cells for s in samples], rows[first.entity], rows.get("cell")),
         read_ids=partial(_joined_ids, [s.topology.read_ids for s in samples]),
     )
 
@@ -184,15 +185,12 @@ def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Ro
     return Relation((source, name, target), joined([each.own for each in relations]), far[:, order])
 
 
-def _cells(cells: Sequence[Cells], nodes: _Rows) -> Cells | None:
-    if not cells:
+def _cells(cells: Sequence[Cells | None], nodes: _Rows, far: _Rows | None = None) -> Cells | None:
+    """Join cells, ``far`` ones in the order of the union's ghosts."""
+    parts = [c._replace(connectivity=nodes.new_ids(i, c.connectivity)) for i, c in enumerate(cells) if c is not None]
+    if not parts:
         return None
-    sizes = torch.cat([torch.diff(c.offsets) for c in cells])
-    return Cells(
-        offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
-        connectivity=torch.cat([nodes.new_ids(i, c.connectivity) for i, c in enumerate(cells)]),
-        types=torch.cat([c.types for c in cells]),
-    )
+    return Cells.joined(parts, None if far is None else torch.from_numpy(far.order).to(parts[0].offsets.device))
 
 
 @overload

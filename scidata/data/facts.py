@@ -105,6 +105,7 @@ def _facts_of_rows(dataset: IrregularDataset[Any]) -> dict[str, object]:
         "kind": reader.kind,
         "ghosts": reader.ghosts,
         "halo": reader.layers if reader.kind == "hetero" else getattr(reader, "halo", 0),
+        "ghost cells": getattr(reader, "ghost_cells", False),
         "subsample": reader.subsample,
         "the number of samples": len(dataset),
         "the dims": {name: dataset.dims(name) for name in dataset.fields},

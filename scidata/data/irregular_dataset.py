@@ -19,7 +19,7 @@ from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_fields import apply_locally
 from scidata.data.measured import check_seconds, costs_from_json, costs_to_json, gathered, name_ranks_alone, shares
-from scidata.data.topology import Cells, Place, Relation, Topology, as_tensor, edges_and_cells, shard_rows
+from scidata.data.topology import Place, Topology, as_tensor, edges_and_cells, shard_rows
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT, rows_named
 from scidata.plan.totals import ReadPlan
@@ -69,7 +69,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         self._epoch = torch.zeros((), dtype=torch.int64)
         if self.reader.subsample is not None:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._tensors: WeakKeyDictionary[Identity, tuple[dict[str, Relation], Cells | None]] = WeakKeyDictionary()
+        self._tensors: WeakKeyDictionary[Identity, dict[str, Any]] = WeakKeyDictionary()
         self._num_cuts, self._seconds = 0, defaultdict[int, float](float)  # of this rank, by stored sample
         name_ranks_alone()
 
@@ -421,8 +421,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         made = Topology(
             entity=local.part.entity,
             index_maps=local.index_maps,
-            relations=held[0],
-            cells=held[1],
+            **held,
             device_mesh=self._domain,
             read_ids=partial(self._read_ids, local.index, local.rows, local.part),
             layers=self.reader.layers or (("edge",),) * self.reader.num_hops,

@@ -198,6 +198,16 @@ class IrregularSample(Sample[TensorT]):
         """The cells that this rank owns, None where there are none; all their nodes are owned or ghosts."""
         return self._topology.cells
 
+    @property
+    def cells_with_ghosts(self) -> Cells | None:
+        """The same, followed by those of other ranks that have an owned node, with ``halo="cells"``.
+
+        The rows of ``with_ghosts(name)`` of a field of cells, ``index_map("cell")`` has their numbers; each owned node
+        has all of its cells here. All their nodes are owned or ghosts.
+        """
+        own, far = self._topology.cells, self._topology.far_cells
+        return own if own is None or far is None else Cells.joined([own, far])
+
     def shown_dims(self) -> Mapping[str, tuple[str, ...]]:
         """Return the names of each field's dims, its entity's in place of the source's."""
         shown = {}
@@ -341,6 +351,7 @@ class IrregularSample(Sample[TensorT]):
             self._topology,
             relations={name: relation.to(device, lazily) for name, relation in self._topology.relations.items()},
             cells=None if self.cells is None else self.cells.to(device, lazily),
+            far_cells=None if (far := self._topology.far_cells) is None else far.to(device, lazily),
         )
         held = {name: x.to(*args, **kwargs) for name, x in self._held.items()}
         fields = {

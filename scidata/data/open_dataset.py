@@ -273,10 +273,11 @@ def open_dataset(
         other fields.
     halo : int or float, a mapping, or a list of relations, default 0
         Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
-        hops along edges. Points: a radius, to the nearest images where the domain wraps. Stores only
-        have one number. Graphs between several node sets: layers along all relations, or which relations the layers of
-        a model follow, in their order: ``{"grid__to__mesh": 1, "mesh__to__mesh": 4}``, or a list of relations, of which
-        several in one layer are a tuple.
+        hops along edges; meshes also ``"cells"``, a hop and all cells that have an owned node:
+        :attr:`IrregularSample.cells_with_ghosts`. Points: a radius, to the nearest images where the domain wraps.
+        Stores only have one number. Graphs between several node sets: layers along all relations, or which relations
+        the layers of a model follow, in their order: ``{"grid__to__mesh": 1, "mesh__to__mesh": 4}``, or a list of
+        relations, of which several in one layer are a tuple.
     ghosts : str or None, optional
         Stores: ``"disk"`` reads the halo's rows of all fields too, the default where there is a halo; ``"exchange"``
         leaves them to an exchange between the ranks.

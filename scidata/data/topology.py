@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -39,6 +39,19 @@ class Cells(NamedTuple):
     def to(self, device: torch.device, non_blocking: bool = False) -> Cells:
         """Return them on a device."""
         return Cells(*(x.to(device, non_blocking=non_blocking) for x in self))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Cells], order: Tensor | None = None) -> Cells:
+        """Return cells one part after the other, or in an ``order`` of these."""
+        sizes = torch.cat([torch.diff(part.offsets) for part in parts])
+        nodes, types = (torch.cat([part[k] for part in parts]) for k in (1, 2))
+        if order is not None:
+            starts, sizes, types = (sizes.cumsum(0) - sizes)[order], sizes[order], types[order]
+            nodes = nodes[
+                torch.repeat_interleave(starts - (sizes.cumsum(0) - sizes), sizes)
+                + torch.arange(len(nodes), device=nodes.device)
+            ]
+        return cls(torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), nodes, types)
 
 
 class Relation(NamedTuple):
@@ -83,6 +96,7 @@ class Topology:
     read_ids: Callable[[str], IntArray]
     layers: tuple[tuple[str, ...], ...] = ()
     period: tuple[float, ...] | None = None
+    far_cells: Cells | None = None  # of others
 
     @property
     def node_sets(self) -> tuple[str, ...]:
@@ -93,7 +107,10 @@ class Topology:
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of edges and cells."""
-        return [x for relation in self.relations.values() for x in (relation.own, relation.far)] + [*(self.cells or ())]
+        return [x for relation in self.relations.values() for x in (relation.own, relation.far)] + [
+            *(self.cells or ()),
+            *(self.far_cells or ()),
+        ]
 
 
 def edge_type(relation: str, rows: str) -> EdgeType:
@@ -109,16 +126,16 @@ def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh 
     return ShardTensor(local, ShardSpec.on(device_mesh, (Shard(dim),), global_shape, (rows.sizes,)))
 
 
-def edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | None]:
-    """Return the edges and cells of a part as tensors."""
+def edges_and_cells(local: LocalPart) -> dict[str, Any]:
+    """Return the edges and cells of a part as tensors, by the names that :class:`Topology` has for them."""
     relations = {
         name: Relation(edge_type(name, local.part.entity), as_tensor(own), as_tensor(local.far_relations[name]))
         for name, own in local.relations.items()
     }
-    if local.cells is None:
-        return relations, None
-    cells = local.cells
-    return relations, Cells(as_tensor(cells.offsets), as_tensor(cells.connectivity), as_tensor(cells.types))
+    found: dict[str, Any] = {"relations": relations}
+    for name, cells in (("cells", local.cells), ("far_cells", local.far_cells)):
+        found[name] = None if cells is None else Cells(*map(as_tensor, vars(cells).values()))
+    return found
 
 
 def as_tensor(values: AnyArray | torch.Tensor) -> torch.Tensor:

@@ -319,7 +319,9 @@ def _halo_text(plan: StorePlan) -> str:
     if reader.kind == "points" and reader.halo:
         reasons.append(f"a radius of {reader.halo:g}")
     if "cell" in reader.sample_info(plan.sample).counts and entity != "cell":
-        reasons.append("its own cells' corners")
+        reasons.append(
+            "the corners of cells that have an owned one" if reader.ghost_cells else "its own cells' corners"
+        )
     if not reasons:
         return "ghosts: none, as there are neither edges nor cells; --halo R adds those within a radius"
     return f"ghosts: {rows_named(entity)} of other ranks within {', and '.join(reasons)}; their fields are {how}"

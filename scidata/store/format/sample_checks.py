@@ -77,6 +77,8 @@ def _check_rows(entry: Entry, info: SampleInfo, shapes: _Shapes, counts: Mapping
     if "cell/indptr" in info.arrays:
         rows |= {"cell/offsets": num_cells + 1, "cell/connectivity": None, "cell/type": num_cells}
         rows |= {"cell/original_id": num_cells, "cell/indptr": num_rows + 1}
+    if {"blocks/touched_by", "blocks/touched_indptr"} & info.arrays.keys():
+        rows |= {"blocks/touched_by": None, "blocks/touched_indptr": num_blocks + 1}
     if info.documents is not None:
         rows[CHECKSUMS] = None
     for path, num in rows.items():

@@ -5,6 +5,7 @@ Memory: one byte per row for the permutation, and the row pointers of edges and 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from scidata.read.arrays import read_array
 from scidata.store.format.arrays import ArrayDigest, blocks_of
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
-from scidata.store.format.write import BLOCK_ROWS, search_space
+from scidata.store.format.write import BLOCK_ROWS, search_space, touched_blocks
 
 _BLOCK_BYTES = 32 << 20
 _SLACK = 1e-12  # cos and sin may differ in the last bit from one machine to the next
@@ -184,6 +185,12 @@ class _Checker:
             row = int(wrong[0])
             message = f"is listed under node {expected[row]}, but its lowest node is {owners[row]}"
             self._fail("cell/indptr", row, f"cell {row} {message}")
+        if "blocks/touched_by" in self._info.arrays:
+            read = functools.partial(read_rows, self._source, self._source.arrays["cell/connectivity"])
+            touched = touched_blocks(offsets, lambda rows: read(rows.start, rows.stop), self._num_rows)
+            for path, values in zip(("blocks/touched_indptr", "blocks/touched_by"), touched, strict=True):
+                if not np.array_equal(self._whole(path), values):
+                    self._fail(path, None, "does not name the blocks whose cells touch others")
 
     def _check_blocks(self) -> None:
         prefix = self._whole("blocks/weight_prefix")

@@ -6,13 +6,14 @@ and there are no lists of cells)::
     node/original_id (N,), node/pos (N, ndim), node/<field>
     cell/offsets (C + 1,), cell/connectivity, cell/type (C,), cell/original_id (C,), cell/indptr (N + 1,), cell/<field>
     csr/indptr (N + 1,), csr/src (E,), csr/edge_id (E,), edge/<field>
-    blocks/bbox (B, 2, ndim), blocks/weight_prefix (B + 1,)
+    blocks/bbox (B, 2, ndim), blocks/weight_prefix (B + 1,), blocks/touched_indptr (B + 1,), blocks/touched_by
     checksums (chunks,)  # the crc32c of every chunk of the others, see checksums.py
 
 Rows are in the store's order and ids in its numbering; ``original_id`` and ``edge_id`` are the source's rows: those of
 mesh edges, twice each, where fields on them came along (``edge/orientation`` is then the way of each). Cells
 are sorted by their owner, the lowest-numbered of their nodes: node ``i`` owns cells
-``[cell/indptr[i], cell/indptr[i + 1])``.
+``[cell/indptr[i], cell/indptr[i + 1])``. Cells that are owned by nodes of the blocks
+``blocks/touched_by[blocks/touched_indptr[b] : blocks/touched_indptr[b + 1]]`` have nodes in block ``b``.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from scidata.store.format.places import folder_of
 from scidata.store.format.spools import Spool
 
 BLOCK_ROWS = 512
+_CELLS = 1 << 18  # looked at together
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
 MAX_FIELD_BYTES = 256 << 20
 _NO_ROOM = {  # errors of writing: their text, and the remedy
@@ -362,6 +364,10 @@ class _SampleWriter:
         if sample.weights is not None:
             prefix = np.concatenate([[0.0], np.cumsum(sample.weights[order[:]])])[marks]
         self._put(_Indexed("blocks/weight_prefix", prefix, ("block_edge",)))
+        if (cells := sample.cells) is not None:
+            found = touched_blocks(cells.offsets, cells.connectivity.__getitem__, len(order))
+            self._put(_Indexed("blocks/touched_indptr", found[0], ("block_edge",)))
+            self._put(_Indexed("blocks/touched_by", found[1], ("touching",)))
         if sample.pos is None:
             return None
         pos: Any = sample.pos
@@ -391,6 +397,20 @@ class _SampleWriter:
 
     def _reordered(self, read: Callable[[tuple[slice, ...]], Array], order: IntArray, **layout: Any) -> Reordered:
         return Reordered(read, order, scratch=os.path.join(self._scratch, "field"), max_bytes=self._max_bytes, **layout)
+
+
+def touched_blocks(offsets: IntArray, nodes: Callable[[slice], AnyArray], num_rows: int) -> tuple[IntArray, IntArray]:
+    """Return for each block of nodes, as CSR, the blocks before it that own cells which have nodes in it, ascending."""
+    num_blocks, num_cells = -(-num_rows // BLOCK_ROWS), len(offsets) - 1
+    found = [np.empty(0, np.int64)]
+    for first in range(0, num_cells, _CELLS):
+        starts = offsets[first : min(first + _CELLS, num_cells) + 1]
+        block = nodes(slice(int(starts[0]), int(starts[-1]))) // BLOCK_ROWS
+        own = np.repeat(np.minimum.reduceat(block, starts[:-1] - starts[0]), np.diff(starts))
+        others = block != own
+        found.append(np.unique(block[others].astype(np.int64) * num_blocks + own[others]))
+    keys = np.unique(np.concatenate(found))
+    return np.searchsorted(keys, np.arange(num_blocks + 1) * num_blocks), keys % max(num_blocks, 1)
 
 
 def _block_boxes(read: Callable[[slice], Array], num_rows: int, *, on_sphere: bool) -> FloatArray:

@@ -92,6 +92,7 @@ class PartReader:
     # halo, ghosts: hops, layers or a radius that ghosts are away, and how their values come: from ``"disk"`` or by
     # ``"exchange"``
     halo: float = 0
+    ghost_cells: bool = False  # whether parts have the cells of others that have an owned node
     ghosts: str = "exchange"
     # of a graph between several node sets: of each layer of a model that the ghosts are enough for, its relations
     layers: Layers = ()
@@ -264,7 +265,8 @@ class PartReader:
     def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
         """Read this part's edges and cells, and find its ghosts."""
         info, radius = self.store.sample(cut.index), self.halo if self.kind == "points" else 0
-        found = read_topology(access, info, cut, part, layers=self._layers, radius=radius, token=self._token)
+        found = read_topology(access, info, cut, part, layers=self._layers, radius=radius,
+                              ghost_cells=self.ghost_cells, token=self._token)  # fmt: skip
         if self.near is None:
             return found
         rows = self.near.candidates(access, info, *cut.owned(cut.entity, part))

@@ -19,13 +19,21 @@ from scidata.store.reading.subsample import Subsample
 Layers: TypeAlias = tuple[tuple[str, ...], ...]
 
 
+#: The halo of all cells that have an owned node.
+CELLS = "cells"
+
+
 def checked_halo(store: Store, halo: object) -> float:
     """Return the number of hops, or the radius, if the store has the edges or positions for it."""
-    kind = store.manifest.kind
+    kind, others = store.manifest.kind, ""
+    if kind == "mesh" and store.manifest.entity != "cell":
+        if halo == CELLS:
+            return 1
+        others = f", or {CELLS!r}{near_matches(str(halo), (CELLS,), listed=False)}"
     numbers = int | float | np.integer | np.floating
     if not isinstance(halo, numbers) or isinstance(halo, bool) or not np.isfinite(halo) or halo < 0:
         unit = "a radius" if kind == "points" else "a number of hops"
-        raise ConfigError(f"halo={halo!r}: a halo of {kind} is {unit}, at least 0")
+        raise ConfigError(f"halo={halo!r}: a halo of {kind} is {unit}, at least 0{others}")
     if kind == "points":
         if halo and any(sample.block_space is None for sample in store.manifest.samples.firsts()):
             raise ConfigError(f"{store.path}: halo={halo} is a radius, and the store has no positions")

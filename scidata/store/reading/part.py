@@ -64,6 +64,7 @@ class LocalTopology:
     relations: Mapping[str, IntArray] = field(default_factory=dict)
     far_relations: Mapping[str, IntArray] = field(default_factory=dict)  # the same, of the edges that end at ghosts
     cells: LocalCells | None = None
+    far_cells: LocalCells | None = None  # with ``halo="cells"``: the cells of others that have an owned node
     # where rows were drawn: by entity, the row of the store (or file) of each owned row, int64; sorted, but where a
     # draw walks through a shuffled store. None: the part's own rows of the whole sample, all of them
     rows: Mapping[str, IntArray] | None = None
@@ -71,9 +72,13 @@ class LocalTopology:
     # this part's alone
     identity: Identity | None = None
 
+    def _cells(self) -> dict[str, LocalCells]:
+        cells = {"cells": self.cells, "far_cells": self.far_cells}
+        return {name: each for name, each in cells.items() if each is not None}
+
     def num_bytes(self) -> int:
         """Return its memory, with the owners of ghosts, which are found later."""
-        cells = () if self.cells is None else vars(self.cells).values()
+        cells = [array for each in self._cells().values() for array in vars(each).values()]
         arrays = [*self.relations.values(), *self.far_relations.values(), *cells]
         maps = sum(2 * rows.bounds.nbytes + 2 * rows.ghosts.nbytes for rows in self.index_maps.values())
         return maps + sum(int(array.nbytes) for array in arrays)
@@ -97,19 +102,19 @@ class LocalPart(LocalTopology):
         found = {f"fields/{name}": values for name, values in self.fields.items()}
         found |= {f"relations/{name}": pairs for name, pairs in self.relations.items()}
         found |= {f"far_relations/{name}": pairs for name, pairs in self.far_relations.items()}
-        if self.cells is not None:
-            found |= {f"cells/{name}": values for name, values in vars(self.cells).items()}
+        found |= {f"{of}/{name}": values for of, each in self._cells().items() for name, values in vars(each).items()}
         return {name: np.ascontiguousarray(values) for name, values in found.items()}
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> LocalPart:
         """Return the same part with others, tensors say, in the places of :meth:`arrays`, shared with no other part."""
-        cells = self.cells
-        if cells is not None:
-            cells = LocalCells(**{f.name: arrays[f"cells/{f.name}"] for f in dataclasses.fields(cells)})
+        cells: dict[str, Any] = {
+            of: LocalCells(**{name: arrays[f"{of}/{name}"] for name in vars(each)})
+            for of, each in self._cells().items()
+        }
         return dataclasses.replace(
             self,
+            **cells,
             fields={name: arrays[f"fields/{name}"] for name in self.fields},
-            cells=cells,
             relations={name: arrays[f"relations/{name}"] for name in self.relations},
             far_relations={name: arrays[f"far_relations/{name}"] for name in self.far_relations},
             identity=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from scidata.store.reading.rows import RowAccess
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
 
+_BLOCKS = 256  # of rows whose cells are looked at together
 _FINE_ROWS = 64  # of a part, in one of the boxes that blocks are held against
 
 #: Rows, sources and targets of edges.
@@ -29,7 +30,15 @@ _Edges: TypeAlias = tuple[IntArray, NodeIds, IntArray]
 
 
 def read_topology(
-    access: RowAccess, info: SampleInfo, cut: SamplePart, part: int, *, layers: Layers, radius: float, token: str
+    access: RowAccess,
+    info: SampleInfo,
+    cut: SamplePart,
+    part: int,
+    *,
+    layers: Layers,
+    radius: float,
+    ghost_cells: bool,
+    token: str,
 ) -> LocalTopology:
     """Read a part's edges and cells, and find its ghosts.
 
@@ -43,6 +52,7 @@ def read_topology(
 
     ``layers``: of each layer, its relations.
     ``radius``: of points: their ghosts are all rows within it; 0 where there is none.
+    ``ghost_cells``: also hold the cells of others that have an owned node.
     ``token``: names the data set, for the keys of the index maps.
     """
     ends = {name: (source, target) for name, (source, _, target) in relations_of(info).items()}
@@ -72,6 +82,11 @@ def read_topology(
     cells = _own_cells(access, cut, part) if "cell/indptr" in info.arrays else None
     if cells is not None:
         ghosts[cut.entity].append(_others(cut, part, cut.entity, cells.connectivity))
+    far_cells = None
+    if ghost_cells:
+        rows, far_cells = _cells_of_others(access, info, *cut.owned(cut.entity, part))
+        ghosts["cell"] = [rows]
+        ghosts[cut.entity].append(_others(cut, part, cut.entity, far_cells.connectivity))
     ordered = {name: _by_row(steps) for name, steps in far.items()}
     held: dict[str, IntArray] = {name: np.unique(np.concatenate(rows)) for name, rows in ghosts.items()}
     held |= {name: rows for name, (rows, _, _) in ordered.items()}
@@ -84,10 +99,12 @@ def read_topology(
         relations[name] = np.stack([maps[source].to_local(own[name][0]), own[name][1]])
         _, src, dst = ordered[name]
         far_relations[name] = np.stack([maps[source].to_local(src), maps[target].to_local(dst)])
-    if cells is not None:
-        cells = replace(cells, connectivity=maps[cut.entity].to_local(cells.connectivity))
+    of_cells: dict[str, Any] = {
+        name: None if each is None else replace(each, connectivity=maps[cut.entity].to_local(each.connectivity))
+        for name, each in (("cells", cells), ("far_cells", far_cells))
+    }
     return LocalTopology(
-        index_maps=maps, relations=relations, far_relations=far_relations, cells=cells, identity=Identity()
+        index_maps=maps, relations=relations, far_relations=far_relations, **of_cells, identity=Identity()
     )
 
 
@@ -105,6 +122,30 @@ def _own_cells(access: RowAccess, cut: SamplePart, part: int) -> LocalCells:
     offsets = access.rows("cell/offsets", first, last + 1)
     corners = access.rows("cell/connectivity", int(offsets[0]), int(offsets[-1]))
     return LocalCells(offsets=offsets - offsets[0], connectivity=corners, types=access.rows("cell/type", first, last))
+
+
+def _cells_of_others(access: RowAccess, info: SampleInfo, first: int, stop: int) -> tuple[IntArray, LocalCells]:
+    """Read the cells that rows before ``first`` own and that have a node in ``[first, stop)``, and their numbers."""
+    blocks = np.arange(-(-first // BLOCK_ROWS) if stop > first else 0)
+    if len(blocks) and "blocks/touched_by" in info.arrays:  # older stores lack it: all cells before are looked at
+        ends = access.rows("blocks/touched_indptr", first // BLOCK_ROWS, -(-stop // BLOCK_ROWS) + 1)
+        touching = access.rows("blocks/touched_by", int(ends[0]), int(ends[-1]))
+        blocks = np.unique(np.append(touching, first // BLOCK_ROWS))
+        blocks = blocks[blocks * BLOCK_ROWS < first]
+    none = np.empty(0, np.int64)
+    found: list[tuple[AnyArray, ...]] = [(none, none, none, np.empty(0, np.uint8))]
+    for some in np.array_split(blocks, -(-len(blocks) // _BLOCKS)) if len(blocks) else ():
+        low, high = some * BLOCK_ROWS, np.minimum((some + 1) * BLOCK_ROWS, first)
+        ends = np.union1d(low, high)
+        cells = ranges(*access.gather("cell/indptr", ends)[np.searchsorted(ends, [low, high])])
+        if len(cells):
+            starts, stops = access.pointers("cell/offsets", cells)
+            sizes, corners = stops - starts, access.gather("cell/connectivity", ranges(starts, stops))
+            kept = np.logical_or.reduceat((corners >= first) & (corners < stop), np.cumsum(sizes) - sizes)
+            types = access.gather("cell/type", cells)[kept]
+            found.append((cells[kept], sizes[kept], corners[np.repeat(kept, sizes)], types))
+    rows, sizes, nodes, types = map(np.concatenate, zip(*found, strict=True))
+    return rows, LocalCells(offsets=np.append(0, np.cumsum(sizes)), connectivity=nodes.astype(np.int64), types=types)
 
 
 def edges_into(access: RowAccess, nodes: IntArray, folder: str) -> _Edges:

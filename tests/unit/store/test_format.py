@@ -551,7 +551,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small disk needs root")
     mount = tmp_path / "disk"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192k", "none", mount], capture_output=True, check=False)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=224k", "none", mount], capture_output=True, check=False)
     if done.returncode:
         pytest.skip(f"no tmpfs here: {done.stderr.decode().strip()}")
     yield mount

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from scidata.data.joined_dataset import JoinedDataset as JoinedDataset
     from scidata.data.joined_sample import JoinedSample as JoinedSample
     from scidata.data.open_dataset import open_dataset as open_dataset
+    from scidata.data.open_together import open_together as open_together
     from scidata.data.output.create import create as create
     from scidata.data.output.writer import Writer as Writer
     from scidata.data.patch_dataset import PatchDataset as PatchDataset
@@ -94,6 +95,7 @@ _NAMES = {
     "scidata.data.joined_dataset": ("JoinedDataset",),
     "scidata.data.joined_sample": ("JoinedSample",),
     "scidata.data.open_dataset": ("open_dataset",),
+    "scidata.data.open_together": ("open_together",),
     "scidata.data.output.create": ("create",),
     "scidata.data.output.writer": ("Writer",),
     "scidata.data.patch_dataset": ("PatchDataset",),

@@ -23,6 +23,8 @@ from scidata.sources.access.web import keep_secrets
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+    from scidata.sources.access.answers import SharedAnswers
+
 _MAX_FILESYSTEMS = 64
 
 #: Extras that read the URLs of a scheme; ``cloud`` reads all others.
@@ -70,6 +72,7 @@ class FileSystems:
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._buckets: dict[str, Bucket] = {}
         self.load = Load()
+        self.answers: SharedAnswers | None = None  # while ranks open data together
 
     def bucket(self, url: Url) -> tuple[Bucket, str] | None:
         """Return the bucket by which obstore reads a URL, and the key there; None where fsspec reads it."""

@@ -224,8 +224,11 @@ def start(url: Url, method: str, options: RequestOptions, wanted: Callable[[], b
 
 
 def _by_any(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool] = lambda: True) -> Any:
-    found = current().bucket(url)
-    return _by_store(url, method, options, *found, wanted) if found else _by_fsspec(url, method, options, wanted)
+    shared, found = current().answers, current().bucket(url)
+    ask = functools.partial(_by_store, bucket=found[0], key=found[1]) if found else _by_fsspec
+    if shared is None:
+        return ask(url, method, options, wanted=wanted)
+    return shared.get(url, (method, *sorted(options.items())), lambda: ask(url, method, options, wanted=wanted))
 
 
 def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:

@@ -23,7 +23,6 @@ from scidata.sources.zarr.shards import first_index, read_index
 from scidata.sources.zarr.tree import LocalTree, Tree
 
 _SIZES_PER_BLOCK = 4096  # sizes of chunk files are cached in runs of the flattened chunk grid
-_FEW = 32  # chunks that are found one by one in less time than NumPy's calls take
 _UNKNOWN = -2
 _MAX_SIZE_BYTES = 2**24
 _MAX_INDEX_BYTES = 2**26
@@ -117,30 +116,17 @@ class ChunkLocator(Locator):
         super().__init__(tree)
         self._sizes: Cache[IntArray] = Cache(_MAX_SIZE_BYTES, "lru")
 
-    def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
-        """Find the bytes of chunks."""
-        if record.index is None and 0 < len(chunks) <= _FEW and chunks.shape[1:] == record.grid.shape:
-            find = self.finder(record, is_next=False)
-            numbers: list[int] = flattened(checked_coordinates(record, chunks), record.num_files).tolist()
-            found = [] if find is None else [place for each in numbers if (place := find(each)) is not None]
-            if len(found) == len(chunks):
-                paths, offset, nbytes = zip(*found, strict=True)
-                return ChunkRefs(
-                    paths=paths, path_index=np.arange(len(found)), offset=np.array(offset), nbytes=np.array(nbytes)
-                )
-        return super().locate(record, chunks)
-
-    def finder(self, record: ArrayRecord, *, is_next: bool = True) -> FindChunk | None:
-        """Return the function that finds one chunk of a local store; ``is_next``: it is read next, and opened."""
+    def finder(self, record: ArrayRecord) -> FindChunk | None:
+        """Return the function that finds one chunk of a local store, and opens its file: it is read next."""
         tree, grid, expected = self._tree, record.layout.num_chunks, record.fixed_nbytes
         if not isinstance(tree, LocalTree) or record.layout.fallback:
             return None
         if record.index is not None:
             return functools.partial(self._find_inside, record)
-        path, start = f"{tree.location('').replace('%', '%%')}/{record.key_template}", len(tree.location("")) + 1
+        path = f"{tree.location('').replace('%', '%%')}/{record.key_template}"
         path = (path % tuple(["\0" if n > 1 else "0" for n in grid])).replace("%", "%%").replace("\0", "%s")
         cut = [n for n in grid if n > 1]
-        open_size, size_of, last = tree.open_size, tree.size, (-1, np.empty(0, np.int64))
+        open_size, last = tree.open_size, (-1, np.empty(0, np.int64))
 
         def find(number: int) -> tuple[str, int, int] | None:
             nonlocal last
@@ -151,7 +137,7 @@ class ChunkLocator(Locator):
             sizes = known[1]
             size = sizes.item(at)
             if size == _UNKNOWN:
-                size = sizes[at] = open_size(name) if is_next else size_of(name[start:])
+                size = sizes[at] = open_size(name)
             return (name, 0, size) if size > 0 and expected in (None, size) else None
 
         return find

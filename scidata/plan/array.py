@@ -10,12 +10,11 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from scidata.core.types import ArrayLayout, ChunkRefs, Codec, IntArray, Segment, Selection, segment_table
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection, segment_table
 from scidata.core.urls import is_url
 from scidata.plan.chunk_tables import EncodedChunks, Pattern, check_refs, find_tables
 from scidata.plan.cut import Boxes, Cut, Cuts, DimPieces, Origin, check_memory
@@ -131,12 +130,6 @@ class ArrayPlan:
             "ranges": self.ranges()[1].tolist(),
         }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ArrayPlan:
-        """Make the plan again from :meth:`to_json`; the layout's attributes are not kept."""
-        layout, selection, refs, out_shape = inputs_from_json(value)
-        return plan_array(layout, selection, refs, out_shape=out_shape)
-
 
 def plan_array(
     layout: ArrayLayout, selection: Selection, refs: ChunkRefs | Locate | None, *, out_shape: tuple[int, ...]
@@ -199,7 +192,7 @@ def exact_plan(plan: ArrayPlan, locate: Locate) -> ArrayPlan:
     """Return a plan in which ``locate`` has looked for each chunk."""
     if plan.refs is None or not plan.refs.unseen:
         return plan
-    return plan_cut(plan.layout, plan.selection, plan.cut, plan.origin, locate, plan.out_shape)
+    return plan_array(plan.layout, plan.selection, locate, out_shape=plan.out_shape)
 
 
 def moved_plan(
@@ -211,10 +204,7 @@ def moved_plan(
         tuple(replace(s, start=s.start + n) for s in dim) if n else dim
         for dim, n in zip(plan.selection, by, strict=True)
     )
-    origin = Origin(
-        chunk=tuple(map(add, plan.origin.chunk, chunks)), row=tuple(map(add, plan.origin.row, rows)),
-    )  # fmt: skip
-    return plan_cut(layout, selection, plan.cut, origin, locate, plan.out_shape)
+    return plan_array(layout, selection, locate, out_shape=plan.out_shape)
 
 
 class PlanFamily:
@@ -250,17 +240,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _descr(spec: Any) -> Any:
-    """Turn a dtype's description into NumPy's form: a list of fields, each a tuple."""
-    if isinstance(spec, str):
-        return spec
-    return [(_tuples(name), _descr(of), *map(_tuples, shape)) for name, of, *shape in spec]
-
-
 def _layout_to_json(layout: ArrayLayout) -> dict[str, Any]:
     """Return all but the attributes, which decide nothing, and decoders; the fill value bit for bit, as base64."""
     found: dict[str, Any] = _plain(layout)
@@ -269,16 +248,6 @@ def _layout_to_json(layout: ArrayLayout) -> dict[str, Any]:
     if layout.fill_value is not None:
         found["fill_value"] = base64.b64encode(layout.fill_value.astype(layout.dtype).tobytes()).decode()
     return found
-
-
-def _layout_from_json(value: Mapping[str, Any]) -> ArrayLayout:
-    dtype, fill = np.lib.format.descr_to_dtype(_descr(value["dtype"])), value["fill_value"]
-    return ArrayLayout(
-        **{name: _tuples(each) for name, each in value.items() if name not in ("dtype", "codecs", "fill_value")},
-        dtype=dtype,
-        codecs=tuple(Codec(**codec) for codec in value["codecs"]),
-        fill_value=None if fill is None else np.frombuffer(base64.b64decode(fill), dtype).reshape(()),
-    )
 
 
 def inputs_to_json(
@@ -291,18 +260,3 @@ def inputs_to_json(
         "refs": _plain(refs),
         "out_shape": list(out_shape),
     }
-
-
-def inputs_from_json(value: Mapping[str, Any]) -> tuple[ArrayLayout, Selection, ChunkRefs | None, tuple[int, ...]]:
-    """Undo :func:`inputs_to_json`."""
-    selection = tuple(
-        tuple(Segment(start=s[0], count=s[1], step=s[2], offset=s[3]) for s in segments)
-        for segments in value["selection"]
-    )
-    places, refs = value["refs"], None
-    if places is not None:
-        tables: dict[str, Any] = {n: np.array(places[n], np.int64) for n in ("path_index", "offset", "nbytes")}
-        for name in ("skipped_codecs", "checksums"):
-            tables[name] = None if places.get(name) is None else np.array(places[name], np.uint32)
-        refs = ChunkRefs(paths=tuple(places["paths"]), **tables)
-    return _layout_from_json(value["layout"]), selection, refs, tuple(value["out_shape"])

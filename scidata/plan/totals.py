@@ -98,12 +98,6 @@ class ReadPlan:
             "fields": {name: [plan.to_json() for plan in plans] for name, plans in self.fields.items()},
         }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ReadPlan:
-        """Make the plan again from :meth:`to_json`."""
-        fields = {name: tuple(map(ArrayPlan.from_json, plans)) for name, plans in value["fields"].items()}
-        return cls(index=int(value["index"]), rank=int(value["rank"]), fields=fields)
-
 
 def _row(name: str, plans: Sequence[ArrayPlan]) -> tuple[Any, ...]:
     """Return a field's row of the table that a notebook shows."""

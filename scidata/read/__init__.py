@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, Decoding, FindChunk, Source
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan.array import ArrayPlan, exact_plan, plan_cut
+from scidata.plan.array import ArrayPlan, exact_plan, plan_array
 from scidata.read.context import NO_READ, ReadStats, Tally, Target
 from scidata.read.execute import Execution
 from scidata.read.pattern_tables import Task
@@ -130,8 +130,7 @@ class Job(Places):
         plan, ready = kind.plan, kind.ready
         if not self.paths and self._plan is plan:
             if plan.refs is None and not plan.layout.fallback:
-                cut = plan.cut, plan.origin
-                plan = plan_cut(plan.layout, plan.selection, *cut, expecting(self.source), plan.out_shape)
+                plan = plan_array(plan.layout, plan.selection, expecting(self.source), out_shape=plan.out_shape)
             kind.plan = plan
             self.take(plan)
         if ready is None or ready[0] != dtype:

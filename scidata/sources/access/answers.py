@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypedDict, TypeVar
+from collections.abc import Mapping
+from typing import TypedDict, TypeVar
 
 from scidata.core.urls import Url, Version
 from scidata.errors import CorruptDataError, ShortReadError, SourceChangedError, UnsupportedFormatError
@@ -88,44 +88,6 @@ def check_version(url: Url, version: Version) -> None:
         raise SourceChangedError(
             f"{url}: was replaced while it was read ({difference}); open the data set again, once writing has ended"
         )
-
-
-class SharedAnswers:
-    """Answers that one process gets from servers, for others that ask the same: ``found`` pickles.
-
-    Ranges and documents, and that there is nothing; other errors, and answers beyond some size, each gets for itself.
-    """
-
-    MAX_BYTES = 1 << 28
-
-    def __init__(self, found: dict[Hashable, tuple[Any, Version | None]] | None = None) -> None:
-        self._keeps, self.found, self._num_bytes = found is None, found or {}, 0
-
-    def get(self, url: Url, request: tuple[object, ...], ask: Callable[[], Any]) -> Any:
-        """Return the answer to a request, and ask where it is not known."""
-        key = str(url), *request
-        if key in self.found:
-            answer, version = self.found[key]
-            if version is not None:
-                check_version(url, version)
-        else:
-            try:
-                answer = ask()
-            except FileNotFoundError as e:
-                answer = e
-            if self._keeps:
-                self._keep(key, answer, url.seen.get(str(url)))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _keep(self, key: Hashable, answer: Any, version: Version | None) -> None:
-        data, *rest = answer if isinstance(answer, tuple) else (answer,)
-        if isinstance(data, bytes | memoryview):
-            self._num_bytes += len(data)
-            answer = (bytes(data), *rest) if rest else bytes(data)
-        if self._num_bytes <= self.MAX_BYTES:
-            self.found[key] = answer, version
 
 
 def is_pinned(url: Url, known: Version, found: Version) -> bool:

@@ -23,8 +23,6 @@ from scidata.sources.access.web import keep_secrets
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-    from scidata.sources.access.answers import SharedAnswers
-
 _MAX_FILESYSTEMS = 64
 
 #: Extras that read the URLs of a scheme; ``cloud`` reads all others.
@@ -72,7 +70,7 @@ class FileSystems:
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._buckets: dict[str, Bucket] = {}
         self.load = Load()
-        self.answers: SharedAnswers | None = None  # while ranks open data together
+        self.answers: dict[object, Any] | None = None  # of requests, with versions, while ranks open data together
 
     def bucket(self, url: Url) -> tuple[Bucket, str] | None:
         """Return the bucket by which obstore reads a URL, and the key there; None where fsspec reads it."""

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
+_MAX_SHARED = 1 << 10  # answers that ranks share: of most files one, of at most 256 KiB
+
+
 def _request(
     url: Url, method: str, options: RequestOptions, once: Callable[[Outcome], Any], wanted: Callable[[], bool]
 ) -> Any:
@@ -226,9 +229,28 @@ def start(url: Url, method: str, options: RequestOptions, wanted: Callable[[], b
 def _by_any(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool] = lambda: True) -> Any:
     shared, found = current().answers, current().bucket(url)
     ask = functools.partial(_by_store, bucket=found[0], key=found[1]) if found else _by_fsspec
-    if shared is None:
+    key = str(url), method, *sorted(options.items())
+    if shared is None or (key not in shared and len(shared) >= _MAX_SHARED):
         return ask(url, method, options, wanted=wanted)
-    return shared.get(url, (method, *sorted(options.items())), lambda: ask(url, method, options, wanted=wanted))
+    if key not in shared:
+        try:
+            answer = _as_bytes(ask(url, method, options, wanted=wanted))
+        except FileNotFoundError as e:
+            answer = e
+        shared[key] = answer, url.seen.get(str(url))
+    answer, version = shared[key]
+    if version is not None:
+        check_version(url, version)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _as_bytes(answer: Any) -> Any:
+    """Return an answer that pickles."""
+    if isinstance(answer, tuple):
+        return tuple(map(_as_bytes, answer))
+    return bytes(answer) if isinstance(answer, memoryview) else answer
 
 
 def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:

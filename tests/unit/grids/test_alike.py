@@ -279,9 +279,9 @@ def calls(function):
 @pytest.mark.parametrize(
     ("store", "opening", "first", "later"),  # calls a sample of two fields
     [
-        ("a step a chunk", 560, 109, 71),
-        ("raw", 583, 87, 49),
-        ("steps", 679, 119, 79),
+        ("a step a chunk", 585, 109, 71),
+        ("raw", 608, 87, 49),
+        ("steps", 704, 119, 79),
         ("shards", 1151, 239, 75),
         ("hdf5", 1058, 126, 104),
         ("hdf5 tiles", 1071, 344, 206),

@@ -51,17 +51,17 @@ def _write_steps(folder: str, names: Mapping[int, str]) -> None:
             root = file[ROOT]
             if "Types" not in root or "Steps" in root:
                 return  # of surfaces, or a series itself
+            parts = [root[name][()] for name in _MESH[-3:]]
+            counts.append([len(parts[0]), *(int(each.sum()) for each in parts)])
             arrays = {path: root[path] for path in _MESH}
-            arrays |= {
-                f"{group}/{key}": x for group in ("PointData", "CellData") for key, x in root.get(group, {}).items()
-            }
+            for group, num in (("PointData", counts[-1][1]), ("CellData", counts[-1][2])):
+                of_group = {key: x for key, x in root.get(group, {}).items() if isinstance(x, h5py.Dataset)}
+                arrays |= {
+                    f"{group}/{k}": x for k, x in of_group.items() if x.shape[:1] == (num,) and x.dtype.kind in "iuf"
+                }
             found.append({path: (x.shape, x.dtype) for path, x in arrays.items()})
-            counts.append([len(x) if total is None else int(x[total].sum()) for x, total in (
-                (root["NumberOfPoints"], None), (root["NumberOfPoints"], ()), (root["NumberOfCells"], ()),
-                (root["NumberOfConnectivityIds"], ()),
-            )])  # fmt: skip
             version, kind = root.attrs["Version"], root.attrs["Type"]
-    common = [p for p in found[0] if len({(x[p][0][1:], x[p][1]) if p in x else None for x in found}) == 1]
+    common = [p for p in found[0] if len({x[p][0][1:] if p in x else None for x in found}) == 1]
     firsts = dict(zip(("Part", "Point", "Cell", "ConnectivityId"), map(bounds_of, np.transpose(counts)), strict=True))
     temporary = os.path.join(folder, ".tmp-series.hdf")
     with h5py.File(temporary, "w", libver=("v110", "v110")) as file:
@@ -70,7 +70,8 @@ def _write_steps(folder: str, names: Mapping[int, str]) -> None:
         root.attrs.create("Type", kind, dtype=h5py.string_dtype("ascii", 16))
         for path in common:
             rows = bounds_of([x[path][0][0] for x in found])
-            layout = h5py.VirtualLayout((int(rows[-1]), *found[0][path][0][1:]), found[0][path][1])
+            dtype = np.result_type(*(x[path][1] for x in found))
+            layout = h5py.VirtualLayout((int(rows[-1]), *found[0][path][0][1:]), dtype)
             for name, own, first, last in zip(names.values(), found, rows[:-1], rows[1:], strict=True):
                 layout[first:last] = h5py.VirtualSource(name, f"{ROOT}/{path}", own[path][0], own[path][1])
             root.create_virtual_dataset(path, layout)

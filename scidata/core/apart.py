@@ -30,6 +30,7 @@ def check_apart(
     """
     path = os.fspath(out)
     here = local_path(path)
+    is_there = here is not None and os.path.exists(_real(here))  # first: other parts of a job make it meanwhile
     own = [] if here is None else _places(here)
     folders: dict[str, list[_Place]] = {}  # many inputs lie in few of them
     for given in inputs:
@@ -41,7 +42,7 @@ def check_apart(
             servers = {url.server for url in (path, each) if isinstance(url, Url)} - {"[]"}
             found = _relation_of_urls(_key(path), _key(each)) if len(servers) < 2 else None
         else:
-            found = _relation(own, os.path.exists(_real(here)), _real(other), folders)
+            found = _relation(own, is_there, _real(other), folders)
         if found is not None and not (found == "holds" and may_hold):
             raise OutputError(f"{path}: {what} {found} {each}, which is read; write it somewhere else")
 

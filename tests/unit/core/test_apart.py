@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import scidata
 from scidata.cli.app import app
+from scidata.core import apart
 from scidata.core.apart import check_apart
 from scidata.core.urls import url_of
 from scidata.errors import OutputError
@@ -102,3 +103,17 @@ def test_all_that_write(source: Path, what: str) -> None:
     with pytest.raises(OutputError, match="which is read; write it somewhere else"):
         ALL[what](source)
     assert sorted(source.rglob("*")) == before
+
+
+def test_a_folder_that_another_process_makes_meanwhile(tmp_path, monkeypatch):
+    """Parts of one job begin at once, and one makes the store while another looks where it will be."""
+    (tmp_path / "mesh.nc").touch()
+    places = apart._places
+
+    def and_then_it_is_there(path):
+        found = places(path)
+        (tmp_path / "out.store").mkdir(exist_ok=True)
+        return found
+
+    monkeypatch.setattr(apart, "_places", and_then_it_is_there)
+    check_apart(tmp_path / "out.store", [tmp_path / "mesh.nc"], "it")

@@ -170,22 +170,18 @@ def plan_cut(
         if pattern.spans is not None:
             first_byte = origin.first_byte(layout)
             span_reads = None if refs is None else pattern.reads_from(int(refs.offset[0]) + first_byte)
+        is_exact = refs is not None and not (refs.unseen and bool((refs.nbytes[refs.path_index >= 0] == 0).any()))
         encoded_nbytes = tables.decoded_nbytes if encoded_reads is None else int(encoded_reads.nbytes.sum())
         return ArrayPlan(
             layout=layout, selection=selection, out_shape=out_shape, refs=refs, cut=cut, origin=origin,
             bytes_wanted=cut.num_wanted * layout.dtype.itemsize, bytes_fetched=pattern.nbytes + encoded_nbytes,
-            bytes_decoded=pattern.nbytes + tables.decoded_nbytes, exact=is_exact(refs), remote=remote,
+            bytes_decoded=pattern.nbytes + tables.decoded_nbytes, exact=is_exact, remote=remote,
             pattern=pattern, span_reads=span_reads, encoded_reads=encoded_reads, absent=tables.absent,
             first_byte=first_byte,
         )  # fmt: skip
     except (MemoryError, ValueError) as e:
         check_memory(layout, e)
         raise
-
-
-def is_exact(refs: ChunkRefs | None) -> bool:
-    """Whether the bytes of all chunks are known."""
-    return refs is not None and not (refs.unseen and bool((refs.nbytes[refs.path_index >= 0] == 0).any()))
 
 
 def exact_plan(plan: ArrayPlan, locate: Locate) -> ArrayPlan:

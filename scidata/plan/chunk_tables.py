@@ -79,7 +79,8 @@ class Tables:
             nbytes = 0 if spans is None else int(spans.nbytes.sum())
             return Pattern(spans=spans, encoded=encoded, nbytes=nbytes), None
         if encoded is None:
-            return self.patterns.get_or_make(_places(refs), lambda: self._order_spans(refs)), None
+            places = refs.path_index, refs.offset - refs.offset[:1], refs.nbytes
+            return self.patterns.get_or_make(tuple(x.tobytes() for x in places), lambda: self._order_spans(refs)), None
         rows = encoded.chunk_row
         order, reads = group_reads(
             refs.path_index[rows], refs.offset[rows], refs.nbytes[rows],
@@ -101,12 +102,6 @@ class Tables:
             remote=self.remote, direct=spans.direct,
         )  # fmt: skip
         return Pattern(spans=spans.take(order), reads=reads, nbytes=int(reads.nbytes.sum()))
-
-
-def _places(refs: ChunkRefs) -> tuple[bytes, ...]:
-    """Return the common part of plans of raw chunks that differ in the offset of the first chunk alone."""
-    offset = refs.offset
-    return refs.path_index.tobytes(), (offset - offset[:1]).tobytes(), refs.nbytes.tobytes()
 
 
 def check_refs(layout: ArrayLayout, chunks: IntArray, refs: ChunkRefs) -> None:

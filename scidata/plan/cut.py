@@ -37,15 +37,6 @@ class DimPieces:
     chunk_row: IntArray  # row of the piece's chunk in ``chunks``
     chunks: IntArray  # ``(num,)`` the distinct chunk coordinates touched, ascending
 
-    @property
-    def num_wanted(self) -> int:
-        """Rows selected."""
-        return int(self.count.sum())
-
-    def moved(self, chunk: int, row: int) -> DimPieces:
-        """Return the same pieces ``chunk`` chunks and, inside each, ``row`` rows further on."""
-        return replace(self, start=self.start + row, chunks=self.chunks + chunk)
-
 
 def slice_of(first: int, count: int, sign: int) -> slice:
     """Return the slice that visits ``count`` indices from ``first`` on, upwards or downwards."""
@@ -107,11 +98,6 @@ def _one_piece(s: Segment, size: int, chunk: int) -> DimPieces | None:
     values = np.array([[low % chunk], [s.count], [abs(s.step)], [to], [by], [0], [low // chunk]], np.int64)
     start, count, step, dest, sign, row, chunks = values
     return DimPieces(start=start, count=count, step=step, dest=dest, sign=sign, chunk_row=row, chunks=chunks)
-
-
-def needed_chunks(pieces: Sequence[DimPieces]) -> IntArray:
-    """Return the coordinates of the chunks touched, ``(num, ndim)``, in C order."""
-    return _product([p.chunks for p in pieces])
 
 
 def _product(columns: Sequence[IntArray]) -> IntArray:
@@ -192,7 +178,7 @@ class Origin:
     def move_pieces(self, pieces: tuple[DimPieces, ...]) -> tuple[DimPieces, ...]:
         """Return the pieces of the array."""
         return tuple(
-            p.moved(chunk, row) if chunk or row else p
+            replace(p, start=p.start + row, chunks=p.chunks + chunk) if chunk or row else p
             for p, chunk, row in zip(pieces, self.chunk, self.row, strict=True)
         )
 
@@ -277,8 +263,8 @@ def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
         return Cut(
             pieces=pieces,
             boxes=make_boxes(pieces),
-            chunks=needed_chunks(pieces),
-            num_wanted=math.prod(p.num_wanted for p in pieces),
+            chunks=_product([p.chunks for p in pieces]),
+            num_wanted=math.prod(int(p.count.sum()) for p in pieces),
             dest_range=tuple(map(_dest_range, pieces)),
         )
     except (MemoryError, ValueError) as e:

@@ -15,7 +15,14 @@ from scidata.device_mesh.board import begin
 from scidata.errors import ShardLayoutError
 from scidata.shard.op_table import HANDLERS, TRANSFORMS
 from scidata.shard.spec import HaloDim, ShardSpec, Strides
-from scidata.shard.torch_internals import forbid_address, make_wrapper, version_of, watch_functions, watch_transforms
+from scidata.shard.torch_internals import (
+    forbid_address,
+    make_wrapper,
+    version_of,
+    watch_functions,
+    watch_scripts,
+    watch_transforms,
+)
 
 _watched: list[type] = []  # not empty once torch is patched, which the first tensor does
 
@@ -75,6 +82,7 @@ class ShardBase(Tensor):
             begin()
             watch_functions(ShardBase, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
             watch_transforms(ShardBase, TRANSFORMS)
+            watch_scripts(ShardBase)
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "

@@ -4,11 +4,12 @@ Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` tes
 other module uses a private name; those of process groups and loaders are in
 :mod:`scidata.device_mesh.torch_internals`.
 
-Four things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
+Five things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
 ``autograd.Function.apply`` by one that looks at the arguments first, and ``forward`` of those functions whose ``apply``
 may have been taken before. :func:`keep_out_of_graphs`: the first tensor made, or model parallelized, in a process that
 has Dynamo adds this package to the modules that Dynamo does not trace. The first ShardTensor also has
-:func:`watch_transforms` put functions that look at the arguments first in the places of four that ``torch.func`` calls.
+:func:`watch_transforms` put functions that look at the arguments first in the places of four that ``torch.func`` calls,
+and :func:`watch_scripts` one in that of scripted functions' ``__call__``.
 The first model parallelized has ``torch.compile`` look whether it is given one
 (:mod:`scidata.shard.compile.of_torch`).
 """
@@ -383,6 +384,20 @@ def _watched(plain: Callable[..., object], kind: type[Tensor], handler: Callable
 
     watched._torchdynamo_inline = plain  # type: ignore[attr-defined]  # compiled code meets no ShardTensor
     return watched
+
+
+def watch_scripts(kind: type[Tensor]) -> None:
+    """Run functions of TorchScript, where they get a tensor of this kind, as the Python that they were made of.
+
+    Its interpreter asks the dispatcher alone, which is below autograd.
+    """
+    plain: Callable[..., object] = torch.jit.ScriptFunction.__call__
+
+    def call(self: Any, *args: object, **kwargs: object) -> object:
+        called = self._torchdynamo_inline if any(isinstance(x, kind) for x in tree_leaves((args, kwargs))) else None
+        return called(*args, **kwargs) if called is not None else plain(self, *args, **kwargs)
+
+    torch.jit.ScriptFunction.__call__ = call  # type: ignore[method-assign, assignment, unused-ignore]
 
 
 def sees(given: object, kind: type[Tensor]) -> bool:

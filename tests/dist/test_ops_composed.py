@@ -17,6 +17,13 @@ PLAIN = torch.linspace(-1, 1, 125, dtype=torch.float64).view(5, 5, 5)
 EYE = torch.eye(5, dtype=torch.float64)
 
 
+@torch.jit.script
+def scripted(x, others: list[torch.Tensor]):
+    for other in others:
+        x = x * other + torch.view_as_real(torch.view_as_complex(x[..., :2].contiguous())).sum()
+    return x
+
+
 def definite(x):
     return x @ x.mT + 3 * EYE
 
@@ -79,6 +86,7 @@ CASES = {
     "antialiased": lambda x: [F.interpolate(x[:, None], s, mode=m, antialias=True) for s in ((2, 7), (5, 3)) for m in ("bilinear", "bicubic")],
     "padded to the longest": lambda x: [torch.nn.utils.rnn.pad_sequence([x, x[:2], PLAIN[:3]], first, 0.5, side) for first in (True, False) for side in ("left", "right")],
     "of lists": lambda x: [*torch._foreach_add([x, x[0]], [PLAIN, PLAIN[0]], alpha=2), *torch._foreach_norm([x, x[1]], 1), *torch._foreach_maximum([x], 0.3), *torch._foreach_pow([x, x], [2.0, 3.0]), *torch._foreach_max([x])],
+    "of TorchScript": lambda x: [scripted(x, [PLAIN, x]), scripted(PLAIN, others=[x])],
     "lists are written to": written(lambda y: [torch._foreach_mul_([y, y[1]], [PLAIN, PLAIN[0]]), torch._foreach_addcdiv_([y[0], y[2]], [PLAIN[0], PLAIN[1]], [PLAIN[1] + 2, PLAIN[3] ** 2 + 1], [0.5, 2.0]), torch._foreach_lerp_([y], [PLAIN], 0.25)]),
     "pairs": lambda x: [torch.view_as_complex(x[..., :2].clone()), written(lambda y: torch.view_as_complex(y).mul_(1j))(x[..., :4].reshape(5, 5, 2, 2))],
     "spectrogram": lambda x: torch.stft(F.pad(x.flatten(1), (0, 7)), 8, 4, window=torch.hann_window(8, dtype=torch.float64), return_complex=True),

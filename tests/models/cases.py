@@ -118,8 +118,6 @@ def on_ranks(
     from tests.models.registry import cases_of
 
     warnings.simplefilter("ignore")
-    torch.set_default_dtype(torch.float64)
-    torch.cfloat = torch.complex128  # what models that name it would use in double precision
     store = dist.FileStore(str(Path(folder) / "store"), num_ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=patience))
     shape = (2, 2) if num_ranks == 4 else (num_ranks,)
@@ -134,6 +132,9 @@ def on_ranks(
 
 def _run(case: Case, name: str, layouts: Sequence[str], mesh: DeviceMesh, *, compiles: bool) -> list[Found]:
     """Run one case in some layouts. Raises where ranks are no longer in step."""
+    torch.set_default_dtype(case.dtype)
+    # what models that name it would use in double precision
+    torch.cfloat = torch.complex128 if case.dtype == torch.float64 else torch.complex64
     try:
         expected = _step(case, case.inputs)
     except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable, Mapping, Sequence
 from operator import mul, sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scidata.core.bounds import num_rows_of
 from scidata.core.cache import Cache
@@ -204,8 +204,7 @@ class Planner:
     def _find_lies(self, i: int, names: tuple[str, ...]) -> list[_Lie]:
         source, rows, sample_dim = self._series.sources[i], self._series.trajectory_of(i), self._series.sample_dim
         finder = None if is_url(source.path) else getattr(source, "finder", None)
-        groups: dict[tuple[bool, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]], dict[str, ArrayLayout]]
-        groups = {}
+        groups = dict[tuple[Any, ...], dict[str, ArrayLayout]]()
         for name in names:
             layout = self._series.layout_in(i, name)
             at = [divmod(rows.get(d, 0), size) for d, size in zip(layout.dims, layout.chunks, strict=True)]

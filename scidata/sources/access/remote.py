@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
-_MAX_SHARED = 1 << 10  # answers that ranks share: of most files one, of at most 256 KiB
+_MAX_SHARED, _MAX_SHARED_BYTES = 1 << 10, 256 << 10  # answers that ranks share, and of a range: one of most files
 
 
 def _request(
@@ -230,7 +230,8 @@ def _by_any(url: Url, method: str, options: RequestOptions, wanted: Callable[[],
     shared, found = current().answers, current().bucket(url)
     ask = functools.partial(_by_store, bucket=found[0], key=found[1]) if found else _by_fsspec
     key = str(url), method, *sorted(options.items())
-    if shared is None or (key not in shared and len(shared) >= _MAX_SHARED):
+    is_large = shared is not None and (len(shared) >= _MAX_SHARED or options.get("nbytes", 0) > _MAX_SHARED_BYTES)
+    if shared is None or (is_large and key not in shared):
         return ask(url, method, options, wanted=wanted)
     if key not in shared:
         try:

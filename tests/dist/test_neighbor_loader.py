@@ -63,12 +63,22 @@ def epoch(rank, num_ranks, path, dp):
     made = lambda **more: scidata.NeighborLoader(  # noqa: E731
         ds, more.pop("nums", [-1, -1]), batch_size=20, x="u", edge_attr="w", shuffle=True, **more
     )
+    from torch_geometric.utils import k_hop_subgraph
+
     loader, layers, found = made(input_nodes="train", num_workers=rank), model(), []
     with torch.no_grad():
         for batch in loader:
             assert np.array_equal(batch.pos.numpy(), graph()[1][batch.n_id])
             assert np.array_equal(batch.h.numpy(), levels()[:, batch.n_id].T)
             assert np.array_equal(batch.edge_attr.numpy(), graph()[3][batch.e_id])
+            seeds, pairs = batch.n_id[: batch.batch_size], torch.from_numpy(graph()[0])
+            assert torch.equal(
+                batch.n_id.sort()[0], k_hop_subgraph(seeds, 2, pairs, num_nodes=NODES)[0]
+            )  # as PyG finds them
+            assert torch.equal(
+                batch.e_id.sort()[0],
+                torch.isin(pairs[1], k_hop_subgraph(seeds, 1, pairs, num_nodes=NODES)[0]).argwhere()[:, 0],
+            )
             assert np.array_equal(batch.n_id[batch.edge_index].numpy(), graph()[0][:, batch.e_id])
             out = layers(batch.x, batch.edge_index, batch.edge_attr)[: batch.batch_size]
             found.append((batch.n_id[: batch.batch_size].tolist(), out.numpy()))
@@ -122,6 +132,8 @@ def test_a_fault_on_one_rank_ends_all(store, when):
 
 
 def test_draws_are_within_what_was_asked(store):
+    from torch_geometric.utils import k_hop_subgraph
+
     ds, (pairs, *_) = scidata.open_dataset(store), graph()
     degrees = np.bincount(pairs[1], minlength=NODES)
     batches = list(scidata.NeighborLoader(ds, [4, 2], input_nodes=[HUB, NODES - 1, 3], batch_size=3, shuffle=True))
@@ -143,6 +155,11 @@ def test_draws_are_within_what_was_asked(store):
         counts[batch.n_id[1:]] += 1
     assert (counts > 0).sum() > 250
     assert 340 < counts[: NODES // 2].sum() < 460  # of 800, deviation 14
+    seeds = torch.tensor([5, 9, 20])
+    (batch,) = scidata.NeighborLoader(ds, [-1], input_nodes=seeds, batch_size=3, subgraph_type="induced")
+    nodes, _, _, inside = k_hop_subgraph(seeds, 1, torch.from_numpy(pairs), num_nodes=NODES)
+    assert torch.equal(batch.n_id.sort()[0], nodes)
+    assert torch.equal(batch.e_id.sort()[0], inside.argwhere()[:, 0])
     masked = np.zeros(NODES, bool)
     masked[[5, 9]] = True
     (batch,) = scidata.NeighborLoader(ds, [], input_nodes=masked, batch_size=5, subgraph_type="induced")

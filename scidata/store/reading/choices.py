@@ -27,12 +27,13 @@ def checked_halo(store: Store, halo: object) -> float:
     """Return the number of hops, or the radius, if the store has the edges or positions for it."""
     kind, others = store.manifest.kind, ""
     if kind == "mesh" and store.manifest.entity != "cell":
-        if halo == CELLS:
+        if isinstance(halo, str) and halo == CELLS:
             return 1
         others = f", or {CELLS!r}{near_matches(str(halo), (CELLS,), listed=False)}"
     numbers = int | float | np.integer | np.floating
     if not isinstance(halo, numbers) or isinstance(halo, bool) or not np.isfinite(halo) or halo < 0:
         unit = "a radius" if kind == "points" else "a number of hops"
+        unit += " across faces" if store.manifest.entity == "cell" and kind == "mesh" else ""
         raise ConfigError(f"halo={halo!r}: a halo of {kind} is {unit}, at least 0{others}")
     if kind == "points":
         if halo and any(sample.block_space is None for sample in store.manifest.samples.firsts()):

@@ -28,14 +28,7 @@ from scidata.store.format.node_sets import folder_of_edges
 from scidata.store.format.places import join
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.base import PartReader, sound
-from scidata.store.reading.choices import (
-    CELLS,
-    check_subsample,
-    checked_ghosts,
-    checked_halo,
-    checked_layers,
-    named_fields,
-)
+from scidata.store.reading.choices import check_subsample, checked_ghosts, checked_halo, checked_layers, named_fields
 from scidata.store.reading.cuts import MEASURED, PartCosts, bounds_of_sample, check_cut, checked_weights, cut_sample
 from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import SamplePart
@@ -146,7 +139,7 @@ class StoreReader(PartReader):
             self.halo = len(layers)
             self.layers = self._layers = layers or checked_layers(self.store, 1)
         else:
-            self.halo, self.ghost_cells = checked_halo(self.store, options.halo), options.halo == CELLS
+            self.halo, self.ghost_cells = checked_halo(self.store, options.halo), isinstance(options.halo, str)
             hops = 1 if self.kind == "points" else max(1, int(self.halo))  # edges need their sources
             self._layers = (("edge",),) * (hops if "edge" in self.entities else 0)
         self._take_edges(int(manifest.samples.column("counts", self.entity).max(initial=0)))

@@ -112,13 +112,7 @@ def costs_to_json(costs: Mapping[int, PartCosts]) -> dict[str, Any]:
 
 
 def costs_from_json(found: Any, sizes: Sequence[int]) -> dict[int, PartCosts]:
-    """Return costs that were saved, of a store whose samples have so many rows.
-
-    Raises
-    ------
-    ConfigError
-        They are of another version, or another store.
-    """
+    """Return costs that were saved, of a store whose samples have so many rows, or raise ConfigError."""
     if (
         not isinstance(found, Mapping)
         or found.get("version") != _VERSION

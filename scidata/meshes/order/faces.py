@@ -148,15 +148,8 @@ def edges_across_faces(cells: RawCells, num_nodes: int) -> IntArray:
     The faces of flat cells are their edges. Cells of different dimensions share none, and cells without an area have
     no edges. All nodes must be in range.
 
-    Returns
-    -------
-    edge_index
-        ``(2, num_edges)`` int64: source and destination cells.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        Cell types whose faces are not known (polyhedra, strips).
+    Returns ``(2, num_edges)`` int64: source and destination cells. Raises UnsupportedFormatError: cell types whose
+    faces are not known (polyhedra, strips).
     """
     check_faces_known(cells)
     faces, owners = faces_of_cells(cells, id_dtype(max(num_nodes, cells.num_cells)))

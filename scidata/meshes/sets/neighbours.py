@@ -151,21 +151,11 @@ def edge_features(source: NodeSet, target: NodeSet, edge_index: IntArray) -> Flo
     the sphere nothing is turned, as in MeshGraphNets (Pfaff et al., "Learning mesh-based simulation with graph
     networks", ICLR 2021).
 
-    Parameters
-    ----------
-    edge_index
-        ``(2, num_edges)`` rows of ``source`` and ``target``.
+    ``edge_index``: ``(2, num_edges)`` rows of ``source`` and ``target``.
 
-    Returns
-    -------
-    features
-        ``(num_edges, 4)`` float64: length of the chord; up, east and north of the source from the target. Off the
-        sphere ``(num_edges, 1 + num_coordinates)``: length; each coordinate of the source less the target's.
-
-    Raises
-    ------
-    ConfigError
-        Edges out of range, or sets in different spaces.
+    Returns ``(num_edges, 4)`` float64: length of the chord; up, east and north of the source from the target. Off the
+    sphere ``(num_edges, 1 + num_coordinates)``: length; each coordinate of the source less the target's. Raises
+    ConfigError: edges out of range, or sets in different spaces.
     """
     start, end, _ = positions_of(source, target)
     _check_edges(source, target, edge_index)

@@ -167,7 +167,7 @@ def before_the_time_is_up(lab: Lab) -> str:
 
 def before_the_time_of_graphs_is_up(lab: Lab) -> str:
     """The same of the GraphCast example."""
-    data = lab.new("waves")
+    data = lab.new("waves") / "data"
     graphcast.make(str(data), num_times=12, num_levels=2, shape=(19, 36))
     return _goes_on_after_a_signal(lab, "train_graphcast", data, "--history 1")
 

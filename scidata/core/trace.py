@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +30,10 @@ Packed: TypeAlias = tuple[dict[int, str], dict[_Thread, str], list[tuple[str, _T
 
 #: The recorder at present. Read this once for a piece of work, and keep the value.
 active: Recorder | None = None
+
+#: Makes the range around a decoding for torch's profilers, which this wing does not know: a lock of nobody else, which
+#: is entered without a call of Python, but where a loader reads while one of them is on.
+decode_range: Callable[[], AbstractContextManager[object]] = threading.RLock
 
 _starting = threading.Lock()
 _here = threading.local()

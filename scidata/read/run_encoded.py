@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from scidata.core import trace
 from scidata.core.types import BoolArray, IntArray
 from scidata.errors import ChecksumError, CorruptDataError
 from scidata.plan.chunk_tables import EncodedChunks
@@ -107,12 +108,13 @@ class EncodedRun:
         self._fetch(row, [buffer.data], target)
         now = tally.mark(READ, now, nbytes)
         values = scratch.get("values", tables.room[row])
-        if self._is_blosc and not any(few) and not any(direct):
-            decoded = self._decode_blosc(items, buffer, values, tables.slot, places)
-        elif self._is_blosc and all(direct) and context.convert.trivial:
-            decoded = self._decode_blosc(items, buffer, target.out_bytes, tables.dest, places)
-        else:
-            decoded = self._decode_each(items, buffer, values, target, scratch)
+        with trace.decode_range():
+            if self._is_blosc and not any(few) and not any(direct):
+                decoded = self._decode_blosc(items, buffer, values, tables.slot, places)
+            elif self._is_blosc and all(direct) and context.convert.trivial:
+                decoded = self._decode_blosc(items, buffer, target.out_bytes, tables.dest, places)
+            else:
+                decoded = self._decode_each(items, buffer, values, target, scratch)
         now = tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
         if tables.copies is not None:
@@ -280,7 +282,8 @@ class EncodedRun:
         tally.fetched += fetched
         tally.num_reads += len(ranges)
         now = tally.mark(READ, now, fetched)
-        decoded = blosc.decode_blocks(data, header, needed, dest)
+        with trace.decode_range():
+            decoded = blosc.decode_blocks(data, header, needed, dest)
         tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
 

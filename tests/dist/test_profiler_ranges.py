@@ -15,7 +15,7 @@ from scidata.testing import make_grid, run_ranks
 
 def steps(rank: int, num_ranks: int, folder: str) -> tuple[int, dict[str, int]]:
     mesh = scidata.init_mesh(dp=1, domain=num_ranks, device="cpu")
-    ds = scidata.open_dataset(f"{folder}/in.zarr", mesh, fields=["u"])
+    ds = scidata.open_dataset(f"{folder}/in.zarr", mesh, fields=["u"], pool_bytes=0)
     model = scidata.parallelize(nn.Conv2d(ds[0]["u"].shape[0], 2, 3, padding=1), mesh, bucket_bytes=10)
     made = []
     record = torch_internals.profiler.record_function
@@ -41,5 +41,5 @@ def test_names(tmp_path: Path) -> None:
     make_grid(tmp_path / "in.zarr", num_times=3)
     for before, counts in run_ranks(steps, 2, str(tmp_path)):
         assert before == 0
-        wanted = {"read", "wait", "transform", "halo", "bucket", "write"}
+        wanted = {"read", "decode", "wait", "transform", "halo", "bucket", "write"}
         assert {f"scidata::{name}" for name in wanted} <= counts.keys(), counts

@@ -8,11 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from scidata.core import trace
-from scidata.device_mesh.torch_internals import named
+from scidata.device_mesh.torch_internals import is_profiled, named
 from scidata.loader.peers.ballot import Ballot
 from scidata.loader.peers.session import Session
 from scidata.loader.prefetch.ahead import ReadAhead
@@ -141,6 +142,7 @@ class Readers:
                 self.results.put(work)
 
     def _fill(self, work: Work, slot: int) -> object:
+        trace.decode_range = partial(named, "decode") if is_profiled() else threading.RLock
         with named("read"):
             return self.fill(work.item[slot], work.buffers.slot(slot))
 

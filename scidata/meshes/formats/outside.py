@@ -6,6 +6,7 @@ mesh, wherever they lie. Those in the folder of the mesh are its usual layout; o
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -142,7 +143,10 @@ def _check_hdf5(path: str, *, allow_external: bool) -> None:
                     skipped[name] = "an external data set"
                 continue
             nbytes, stored = node.size * node.dtype.itemsize, node.id.get_storage_size()
-            if not foreign and nbytes > max(_SMALL_BYTES, _MAX_RATIO * stored):
+            cut = zip(node.shape, node.chunks or node.shape, strict=True)
+            padded = node.dtype.itemsize * math.prod(-(-n // max(c, 1)) * c for n, c in cut)
+            # HDF5 unpacks all that a chunk stores, which is hardly more than the chunk
+            if not foreign and (nbytes > max(_SMALL_BYTES, _MAX_RATIO * stored) or stored > 2 * padded + _PIECE):
                 raise UnsupportedFormatError(
                     f"{path}: data set {name!r} of shape {node.shape} claims {nbytes} bytes, but {stored} are stored; "
                     "the file is damaged, or write its values"

@@ -1,11 +1,14 @@
 """Fluent's cases and results in two and three dimensions, against the mesh that they were made of."""
 
+import zlib
+
 import h5py
 import numpy as np
 import pytest
 
 from scidata import create, open_dataset, partition
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnsupportedFormatError
+from scidata.meshes.formats.meshio import MeshioSource
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.faces import SOLID_FACES, edges_across_faces
 from scidata.meshes.samples import read_samples
@@ -116,3 +119,15 @@ def test_damage_is_named(tmp_path, change, error, message):
     damaged(path, change)
     with pytest.raises(error, match=rf"a\.cas\.h5.*{message}"):
         read_samples(path, entity="cell")[0]
+
+
+def test_chunks_that_store_far_more_than_they_hold(tmp_path):
+    """HDF5 itself would unpack all of it."""
+    path = tmp_path / "a.dat.h5"
+    write_results(path, {"SV_P": np.zeros(4)})
+    with h5py.File(path, "r+") as file:
+        where = "results/1/phase-1/cells/SV_P/3"
+        dataset = file.create_dataset(where, (4,), "f8", chunks=(4,), compression="gzip")
+        dataset.id.write_direct_chunk((0,), zlib.compress(bytes(1 << 27), 1))
+    with pytest.raises(UnsupportedFormatError, match=r"a\.dat\.h5: .*SV_P/3' .* claims 32 bytes, but \d{6} are stored"):
+        MeshioSource(str(path)).mesh  # noqa: B018

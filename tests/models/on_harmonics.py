@@ -51,6 +51,7 @@ def cases() -> dict[str, Case]:
         "DiscreteContinuousConvS2": lambda: th.DiscreteContinuousConvS2(3, 4, SIZE, SIZE, (3, 2)),
         "DiscreteContinuousConvS2 strided": lambda: th.DiscreteContinuousConvS2(3, 4, SIZE, (8, 16), (3, 2)),
         "DiscreteContinuousConvS2 in one": lambda: th.DiscreteContinuousConvS2(3, 4, SIZE, SIZE, (3, 2), fused=True),
+        "DiscreteContinuousConvS2 to fewer channels": lambda: th.DiscreteContinuousConvS2(3, 1, SIZE, SIZE, (3, 2)),
         "DiscreteContinuousConvTransposeS2": lambda: th.DiscreteContinuousConvTransposeS2(3, 4, SIZE, (32, 64), (3, 2)),
         "AttentionS2": lambda: th.AttentionS2(4, 2, SIZE, SIZE),
         "NeighborhoodAttentionS2": lambda: th.NeighborhoodAttentionS2(4, SIZE, SIZE, num_heads=2),

@@ -20,6 +20,7 @@ LIBRARIES = {
     "diffusers": "diffusers",
     "physicsnemo": "physicsnemo",
     "others": "monai",
+    "weather": "credit",
 }
 
 

@@ -15,6 +15,7 @@ _PACKAGES = {
     "harmonics": "torch-harmonics",
     "pyg": "torch-geometric",
     "physicsnemo": "nvidia-physicsnemo",
+    "weather": "miles-credit",
 }
 
 

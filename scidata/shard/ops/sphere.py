@@ -55,7 +55,7 @@ def _placed(local: Tensor, computed: ShardSpec, wanted: ShardSpec) -> Tensor:
     return finish(result.local, result.spec)
 
 
-@handles(f"disco_kernels.{_CONTRACTION}")
+@handles(f"disco_kernels.{_CONTRACTION}", "disco_kernels.forward")  # custom functions call the latter
 def convolve(
     func: TensorFunction,
     x: ShardTensor,
@@ -78,7 +78,7 @@ def convolve(
     return _placed(tied_to(result, [local]), spec, _layout(x.spec, places, shape))
 
 
-@handles("disco_kernels._disco_s2_transpose_contraction_optimized")
+@handles("disco_kernels._disco_s2_transpose_contraction_optimized", "disco_kernels.backward")
 def convolve_back(
     func: TensorFunction,
     x: ShardTensor,

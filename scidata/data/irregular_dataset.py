@@ -333,7 +333,13 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return part
 
     def finish_locally(self, fields: Mapping[str, Array]) -> None:
-        """Normalise fields that were read, and have ``local_transform`` work on them, in place."""
+        """Normalise fields that were read, and have ``local_transform`` work on them, in place.
+
+        Parameters
+        ----------
+        fields : Mapping[str, Array]
+            Rows by field: ``(rows, ...)``.
+        """
         self._normalise_locally(fields)
         apply_locally(self.local_transform, fields)
 

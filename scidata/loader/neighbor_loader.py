@@ -59,8 +59,16 @@ class NeighborLoader(DataLoader[Any]):
         Fields that are put side by side, as in :meth:`IrregularSample.to_pyg`.
     transform : Callable or None, optional
         Called with each ``Data``.
-    num_workers, prefetch_factor, device, pin_memory, timeout
-        As of :class:`scidata.DataLoader`.
+    num_workers : int, default 2
+        Threads that read ahead, as of :class:`scidata.DataLoader`; so are the next four.
+    prefetch_factor : int or None, optional
+        Batches in flight in all, default 2.
+    device : torch.device or str or int or None, optional
+        Where batches are copied to.
+    pin_memory : bool, default False
+        Read into page-locked memory.
+    timeout : float, default 0
+        Seconds that a batch may take; 0 for as long as it takes.
 
     Raises
     ------
@@ -143,7 +151,13 @@ class NeighborLoader(DataLoader[Any]):
         )  # fmt: skip
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin there; without it, epochs follow one another. See :meth:`scidata.DataLoader.set_epoch`."""
+        """Begin another epoch; without it, epochs follow one another.
+
+        Parameters
+        ----------
+        epoch : int
+            Its number, which the order of seeds and the draws depend on; the next iteration begins there.
+        """
         self.sampler.ended = -1
         super().set_epoch(epoch)
 

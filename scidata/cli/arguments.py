@@ -360,15 +360,17 @@ def parse_bytes(text: str | None, option: str) -> int | None:
     return number
 
 
-def parse_width(values: Sequence[str], option: str = "--halo") -> float | str | list[str]:
+def parse_width(values: Sequence[str], option: str = "--halo") -> Halo:
     """Read a store's halo: hops, ``2``, ``cells``, a radius, ``0.05``, or layers, ``a__to__b=1,b__to__b=4``."""
     accepted = (
         "one number, hops along edges, 2, or a radius of points, 0.05; 'cells', all those of owned nodes; between node "
         "sets also how many layers follow which relation, in their order, grid__to__mesh=1,mesh__to__mesh=4"
     )
     text = _only(option, values, accepted)
-    if text in (None, "cells"):
-        return text or 0
+    if text is None:
+        return 0
+    if text == "cells":
+        return "cells"
     pairs = [part.partition("=")[::2] for part in text.split(",")]
     if all(name.count("__") >= 2 for name, _ in pairs):
         layers = [[name.strip()] * _integer(option, number.strip() or "1", accepted) for name, number in pairs]

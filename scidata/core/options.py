@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
@@ -39,7 +39,7 @@ Layer: TypeAlias = str | tuple[str, ...]
 #: A width, widths by dim, ``"cells"``, or the relations that the layers of a model follow.
 Halo: TypeAlias = (
     float
-    | str
+    | Literal["cells"]
     | HaloWidth
     | Mapping[str, HaloWidth]
     | Mapping[str | int, HaloWidth]

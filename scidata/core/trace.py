@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import threading
 import time
+from _thread import RLock  # threading has a function of Python
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ active: Recorder | None = None
 
 #: Makes the range around a decoding for torch's profilers, which this wing does not know: a lock of nobody else, which
 #: is entered without a call of Python, but where a loader reads while one of them is on.
-decode_range: Callable[[], AbstractContextManager[object]] = threading.RLock
+decode_range: Callable[[], AbstractContextManager[object]] = RLock
 
 _starting = threading.Lock()
 _here = threading.local()
@@ -115,7 +116,7 @@ def _clocks() -> tuple[int, int]:
 def span(name: str, **about: object) -> AbstractContextManager[object]:
     """Record the block as an event, where a trace is being recorded. For work done once a batch at most."""
     # a lock that nobody else has does nothing, and is entered and left without a call of Python
-    return threading.RLock() if active is None else _recorded(active, name, about)
+    return RLock() if active is None else _recorded(active, name, about)
 
 
 @contextmanager

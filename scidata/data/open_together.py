@@ -8,9 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from scidata.core.keywords import checked_keywords
 from scidata.sources.access.filesystems import current
 
 
+@checked_keywords
 @contextmanager
 def open_together(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Let one rank ask object stores for metadata, and the others take its answers. Collective.

@@ -97,7 +97,7 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
     "random": lambda x: [getattr(torch.zeros_like(x), n)() for n in ("uniform_", "normal_", "exponential_", "bernoulli_")],
     "random_too": lambda x: [torch.zeros_like(x).random_(5), torch.zeros_like(x).log_normal_(), torch.zeros_like(x).cauchy_()],
     "random_geometric": lambda x: torch.zeros_like(x).geometric_(0.5),
-    "dropout": lambda x: [F.dropout(x, 0.3), torch.dropout(x, 0.6, True), F.dropout(x, 0.5, False), F.dropout(x, 1.0)],
+    "dropout": lambda x: [F.dropout(x, 0.3), torch.dropout(x, 0.6, True), F.dropout(x, 0.5, False), F.dropout(x, 1.0), *torch.native_dropout(x, 0.3, True), *torch.native_dropout(x, 0.3, False)],
     "dropout_channels": lambda x: [F.dropout1d(x, 0.3), F.dropout2d(x[None], 0.5), F.dropout3d(x[None], 0.4)],
     "dropout_alpha": lambda x: [F.alpha_dropout(x, p, True) for p in (0.3, 1.0)] + [F.feature_alpha_dropout(x, 0.3, True), F.feature_alpha_dropout(x, 0.3)],
     "dropout_inplace": written(lambda y: [F.dropout(y, 0.3, inplace=True), F.alpha_dropout(y, 0.3, True, True), F.feature_alpha_dropout(y, 0.3, True, True)]),

@@ -150,7 +150,6 @@ REFUSED = {
     "aten overload": lambda x: torch.ops.aten.add.Tensor(x, x),
     "aten packet": lambda x: torch.ops.aten.relu(x),
     "prims": lambda x: torch.ops.prims.sin(x),
-    "foreach": lambda x: torch._foreach_mul_([x, x], 2.0),
     "export": lambda x: torch.export.export(torch.nn.Linear(4, 2), (x,)),
     "dist.all_reduce": lambda x: torch.distributed.all_reduce(x),
     "dist.broadcast": lambda x: torch.distributed.broadcast(x, 0),

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from scidata.core import trace
-from scidata.device_mesh.torch_internals import is_profiled, named
+from scidata.device_mesh.torch_internals import RLock, is_profiled, named
 from scidata.loader.peers.ballot import Ballot
 from scidata.loader.peers.session import Session
 from scidata.loader.prefetch.ahead import ReadAhead
@@ -142,7 +142,7 @@ class Readers:
                 self.results.put(work)
 
     def _fill(self, work: Work, slot: int) -> object:
-        trace.decode_range = partial(named, "decode") if is_profiled() else threading.RLock
+        trace.decode_range = partial(named, "decode") if is_profiled() else RLock
         with named("read"):
             return self.fill(work.item[slot], work.buffers.slot(slot))
 

@@ -77,7 +77,10 @@ def seconds_of(function: Callable[[], Any], repeats: int = 5) -> float:
 
 def copies(folder: Path, device: str, shape: tuple[int, int]) -> dict[str, float]:
     """Gigabytes a second to the device: of a plain copy from pinned memory, and of a loader's later epochs."""
-    make_grid(folder / "large.zarr", num_times=8, num_levels=2, num_lat=shape[0], num_lon=shape[1], compressed=False)
+    make_grid(
+        folder / "large.zarr", num_times=8, num_levels=2, num_lat=shape[0], num_lon=shape[1], compressed=False,
+        chunks=(1, 2, *shape),
+    )  # fmt: skip
     ds = scidata.open_dataset(folder / "large.zarr")
     loader = scidata.DataLoader(ds, None, device=device, pin_memory=True)
     size = sum(x.nbytes for x in ds[0].values())
@@ -90,7 +93,7 @@ def copies(folder: Path, device: str, shape: tuple[int, int]) -> dict[str, float
 
 def waiting(folder: Path, device: str, width: int) -> dict[str, float]:
     """Milliseconds of a step on one sample that stays, and on a loader's: the rest is what the device waits."""
-    make_grid(folder / "steps.zarr", num_times=32, num_levels=4, num_lat=180, num_lon=360)
+    make_grid(folder / "steps.zarr", num_times=32, num_levels=4, num_lat=180, num_lon=360, chunks=(1, 4, 180, 360))
     ds = scidata.open_dataset(folder / "steps.zarr", fields=["t"])
     loader = scidata.DataLoader(ds, None, device=device, pin_memory=True)
     net = nn.Sequential(nn.Conv2d(4, width, 3, padding=1), nn.GELU(), nn.Conv2d(width, 4, 3, padding=1)).to(device)

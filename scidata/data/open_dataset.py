@@ -413,7 +413,7 @@ def open_dataset(
         pool_bytes=pool_bytes, cache_dir=cache_dir, cache_disk_bytes=cache_disk_bytes,
     )  # fmt: skip
     if mesh is None and (halo or shard):
-        given = f"halo={halo}" if halo else f"shard={shard}"
+        given = f"halo={halo!r}" if halo else f"shard={shard}"
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     if isinstance(path, str) and is_store(path):
         options.refuse(*ONLY_POINTS, why="means nothing for a store, but for raw points")

@@ -329,17 +329,11 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     def _read(self, reader: IrregularReader, epoch: int, empty: Empty, index: int) -> LocalPart:
         part = reader.read(index, self._rank, epoch=epoch, empty=empty)
-        self.finish_locally(part.fields)
+        self._finish_locally(part.fields)
         return part
 
-    def finish_locally(self, fields: Mapping[str, Array]) -> None:
-        """Normalise fields that were read, and have ``local_transform`` work on them, in place.
-
-        Parameters
-        ----------
-        fields : Mapping[str, Array]
-            Rows by field: ``(rows, ...)``.
-        """
+    def _finish_locally(self, fields: Mapping[str, Array]) -> None:
+        """Normalise fields that were read, and have ``local_transform`` work on them, in place."""
         self._normalise_locally(fields)
         apply_locally(self.local_transform, fields)
 

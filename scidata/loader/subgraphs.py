@@ -180,7 +180,7 @@ class Subgraphs:
 
         def beyond(ids: IntArray) -> dict[str, Array]:
             read = reader.read_rows(access, names, index, LocalTopology(index_maps={}, rows={entity: ids}))
-            self._ds.finish_locally(read)
+            self._ds._finish_locally(read)
             return read | {"original_id": reader.original_id(index, 0, entity, rows=ids)}
 
         held = {name: (self._part.fields[name], reader.entity_dim(name)) for name in names}

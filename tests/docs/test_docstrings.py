@@ -82,7 +82,6 @@ NO_EXAMPLE = (
     "of_mean",
     "HeteroSample.call_on_parts",
     "DomainDataset.",
-    "IrregularDataset.finish_locally",
     "NeighborLoader.set_epoch",
     "sources.FileFormat.",
 )

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from scidata.sources import formats
 from scidata.sources.access import object_stores
-from tests import warm
+from tests import heavy, warm
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script, where shells ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,13 +65,16 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return f"{argname}={text}" if len(text) <= 60 else f"{argname}={text[:57]}..."
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("slow_for"):
             assert isinstance(item, pytest.Function)
             if item.callspec.id in mark.args:
                 item.add_marker("slow")
     _leave_two_ranks_to_three(items)
+    if left := set(heavy.left_to_others(items)):
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: item.path.name not in FIRST)
 
 

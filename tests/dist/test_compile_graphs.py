@@ -16,7 +16,7 @@ from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard.compile import regions_of
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
-from tests.dist._checks import failures
+from tests.dist._checks import asked_for, failures
 from tests.dist._graphs import NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 from tests.dist._pyg import to_pyg
 from tests.dist.test_gnn_model import example
@@ -316,8 +316,8 @@ MESH = partial(init_device_mesh, "cpu", (2,), mesh_dim_names=("domain",))
 
 
 @pytest.fixture(scope="module")
-def failed():
-    return run_ranks(failures, 2, MESH, ALL, timeout=240)
+def failed(request):
+    return run_ranks(failures, 2, MESH, asked_for(request), timeout=240)
 
 
 @pytest.mark.parametrize("each", ALL)

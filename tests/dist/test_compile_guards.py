@@ -15,7 +15,7 @@ import scidata
 from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard.compile import regions_of
 from scidata.testing import run_ranks
-from tests.dist._checks import failures
+from tests.dist._checks import asked_for, failures
 
 SCALE = 1.0
 
@@ -252,8 +252,8 @@ EACH = [
 
 
 @pytest.fixture(scope="module")
-def failed():
-    return run_ranks(failures, 2, partial(init_device_mesh, "cpu", (2,)), EACH, timeout=240)
+def failed(request):
+    return run_ranks(failures, 2, partial(init_device_mesh, "cpu", (2,)), asked_for(request), timeout=240)
 
 
 @pytest.mark.parametrize("each", EACH)

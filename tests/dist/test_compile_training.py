@@ -13,7 +13,7 @@ import scidata
 from scidata.device_mesh import axis_rank, init_mesh
 from scidata.shard.compile import regions_of
 from scidata.testing import run_ranks
-from tests.dist._checks import failures
+from tests.dist._checks import asked_for, failures
 from tests.dist._training import Block, Model, adam, loss_of, part_of, sample, whole
 
 TOLERANCE = 1e-12
@@ -455,8 +455,8 @@ MESH = partial(init_mesh, domain=2)
 
 
 @pytest.fixture(scope="module")
-def failed_on_two():
-    return run_ranks(failures, 2, MESH, ON_TWO, timeout=240)
+def failed_on_two(request):
+    return run_ranks(failures, 2, MESH, asked_for(request), timeout=240)
 
 
 @pytest.mark.parametrize("each", ON_TWO)

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.errors import ConfigError
 from scidata.testing import GRID_FORMATS, RankError, fake_group, make_grid, run_ranks
+from tests import heavy
 
 
 class Value:
@@ -144,3 +145,19 @@ def test_grids_depend_on_the_seed_only(tmp_path):
     assert np.all(np.diff(first["latitude"]) < 0)
     with pytest.raises(ConfigError, match="format must be one of"):
         make_grid(tmp_path / "d", format="grib")
+
+
+def test_each_case_of_a_heavy_test_is_in_one_share(request, monkeypatch):
+    names = heavy.LIST.read_text().split()
+    for name in names:
+        path, function = name.split("::")[0], name.split("::")[-1]
+        assert f"def {function}(" in (request.config.rootpath / path).read_text(), (
+            f"{name} is gone; tests/heavy.py makes tests/heavy.txt anew"
+        )
+    kept = []
+    for share in range(4):
+        monkeypatch.setenv("SCIDATA_SHARE", f"{share}/4")
+        left = set(heavy.left_to_others(request.session.items))
+        kept += [item.nodeid for item in request.session.items if item not in left and heavy.function_of(item) in names]
+    all_of_them = [item for item in request.session.items if heavy.function_of(item) in names]
+    assert sorted(kept) == sorted(item.nodeid for item in all_of_them if not item.get_closest_marker("slow"))

@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from scidata.core.own_files import open_own
 from scidata.core.types import AnyArray, IntArray
+from scidata.errors import CorruptDataError
+
+_CHECKED = 16 << 20  # bytes that are looked at together
 
 
 class Spool:
     """Rows in a file, or in pieces in memory where ``path`` is None: read by slices, as an array is.
 
     ``dtype`` may have a shape, that of each row. In memory ``most`` rows may be given room at once, in one piece. No
-    file is open between two calls.
+    file is open between two calls. ``written``: rows of a file that is there, and the crc32c of its bytes. ``remove``
+    takes the file's path.
     """
 
-    def __init__(self, path: str | None, dtype: npt.DTypeLike, most: int = 0) -> None:
-        self._path, self._row, self._num = path, np.dtype(dtype), 0
+    def __init__(
+        self, path: str | None, dtype: npt.DTypeLike, most: int = 0, *, written: tuple[int, int] | None = None,
+        remove: Callable[[str], None] = os.unlink,
+    ) -> None:  # fmt: skip
+        self.path, self._row, (self._num, self.crc) = path, np.dtype(dtype), written or (0, 0)
+        self._remove = remove
         self.dtype = self._row.base
         self._most = most if path is None else 0
         self._pieces: list[AnyArray] = [np.empty(self._most, self._row)] if self._most else []
         self._firsts = [0] if self._most else []
-        if path is not None:
+        if path is not None and written is None:
             os.close(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
 
     @property
@@ -41,20 +50,21 @@ class Spool:
         """Write rows after those that are there."""
         if self._most:
             self._pieces[0][self._num : self._num + len(values)] = values
-        elif self._path is None:
+        elif self.path is None:
             self._firsts.append(self._num)
             self._pieces.append(np.array(values, self.dtype))  # a copy: the values may be a small part of an array
         else:
-            with open(open_own(self._path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
+            with open(open_own(self.path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
                 view = np.ascontiguousarray(values, self.dtype).view(np.uint8).reshape(-1).data
+                self.crc = crc32c(view, self.crc)
                 while len(view):
                     view = view[file.write(view) :]
         self._num += len(values)
 
     def __getitem__(self, box: slice | tuple[slice]) -> AnyArray:
         start, stop, _ = (box[0] if isinstance(box, tuple) else box).indices(self._num)
-        if self._path is not None:
-            with open(open_own(self._path, os.O_RDONLY), "rb") as file:
+        if self.path is not None:
+            with open(open_own(self.path, os.O_RDONLY), "rb") as file:
                 return np.fromfile(file, self._row, max(stop - start, 0), offset=start * self._row.itemsize)
         first = max(bisect.bisect_right(self._firsts, start) - 1, 0)
         last = bisect.bisect_left(self._firsts, stop)
@@ -69,16 +79,26 @@ class Spool:
 
     def at_random(self, most: int) -> AnyArray:
         """Return all rows for access at random: those of a file of more than ``most`` bytes as a map of it."""
-        if self._path is None or self._num * self._row.itemsize <= most:
+        if self.path is None or self._num * self._row.itemsize <= most:
             return self[:]
-        with open(open_own(self._path, os.O_RDONLY), "rb") as file:
+        with open(open_own(self.path, os.O_RDONLY), "rb") as file:
             return np.asarray(np.memmap(file, self.dtype, "r", shape=self.shape))
+
+    def check(self) -> None:
+        """Raise CorruptDataError where the file is not what was written."""
+        assert self.path is not None
+        crc, size = 0, os.path.getsize(self.path)
+        with open(open_own(self.path, os.O_RDONLY), "rb") as file:
+            while data := file.read(_CHECKED):
+                crc = crc32c(data, crc)
+        if crc != self.crc or size != self._num * self._row.itemsize:
+            raise CorruptDataError(f"{self.path}: is not what was written")
 
     def remove(self) -> None:
         """Remove the file, or let go of the memory."""
         self._pieces.clear()
-        if self._path is not None:
-            os.unlink(self._path)
+        if self.path is not None:
+            self._remove(self.path)
 
 
 class Buckets:
@@ -86,33 +106,27 @@ class Buckets:
 
     Parameters
     ----------
-    path
-        What the names of its files begin with; None: they are kept in memory.
     bounds
         ``(num_buckets + 1,)`` rising: bucket ``b`` has the numbers from ``bounds[b]`` to below ``bounds[b + 1]``.
-    dtypes
-        Of the columns.
+    columns
+        The spools of each bucket.
     """
 
-    def __init__(self, path: str | None, bounds: AnyArray, dtypes: Sequence[npt.DTypeLike]) -> None:
-        self.bounds = bounds
-        self._columns = [
-            [Spool(None if path is None else f"{path}-{b}-{i}", dtype) for i, dtype in enumerate(dtypes)]
-            for b in range(len(bounds) - 1)
-        ]
+    def __init__(self, bounds: AnyArray, columns: Sequence[Sequence[Spool]]) -> None:
+        self.bounds, self.columns = bounds, columns
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self.columns)
 
     @property
     def num_rows(self) -> int:
         """Rows of all buckets, by their first column."""
-        return sum(len(spools[0]) for spools in self._columns)
+        return sum(len(spools[0]) for spools in self.columns)
 
     @property
     def most_rows(self) -> int:
         """Rows of the fullest bucket."""
-        return max(len(spools[0]) for spools in self._columns)
+        return max(len(spools[0]) for spools in self.columns)
 
     def split(self, numbers: AnyArray) -> tuple[IntArray, IntArray]:
         """Return the order of rows by bucket, in which those of a bucket keep theirs, and where the next ones begin."""
@@ -123,7 +137,7 @@ class Buckets:
     def put(self, cuts: IntArray, *columns: AnyArray) -> None:
         """Add rows that are in the order of their buckets; ``cuts`` are the first rows of all buckets but the first."""
         firsts, lasts = [0, *cuts.tolist()], [*cuts.tolist(), len(columns[0])]
-        for spools, first, last in zip(self._columns, firsts, lasts, strict=True):
+        for spools, first, last in zip(self.columns, firsts, lasts, strict=True):
             if first < last:
                 for spool, column in zip(spools, columns, strict=True):
                     spool.append(column[first:last])
@@ -134,7 +148,7 @@ class Buckets:
 
     def taken(self) -> Iterator[list[AnyArray]]:
         """Yield the columns of each bucket, and remove its files."""
-        for spools in self._columns:
+        for spools in self.columns:
             columns = [spool[:] for spool in spools]
             for spool in spools:
                 spool.remove()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import itertools
 import math
 import os
@@ -41,6 +42,7 @@ from scidata.store.format.arrays import CHUNK_ROWS, Reordered, write_array
 from scidata.store.format.checksums import Checksums, write_checksums
 from scidata.store.format.documents import digest_documents, sample_document
 from scidata.store.format.durable import remove, sync_folder
+from scidata.store.format.journal import Journal
 from scidata.store.format.manifest import (
     CHECKSUMS,
     ArrayInfo,
@@ -207,6 +209,7 @@ def write_sample(
     *,
     max_field_bytes: int = MAX_FIELD_BYTES,
     tick: Callable[[float], None] | None = None,
+    journal: Journal | None = None,
 ) -> SampleInfo:
     """Write one sample into the folder ``store``; it appears there whole, under its final name, or not at all.
 
@@ -214,6 +217,7 @@ def write_sample(
     through a scratch folder beside the sample); a few copies of a shard of 32 MiB.
 
     - ``tick``: called after every shard with the share of the sample that it was; the shares add up to 1.
+    - ``journal``: of steps in the scratch folder, to which each array is one more.
 
     Raises ConfigError: a field with the name of one of the store's own arrays, or on an entity that the sample lacks;
     OSError: also where the disk is full: files of this sample are removed.
@@ -222,17 +226,19 @@ def write_sample(
     final = os.path.join(store, folder_of(sample.index))
     temporary = os.path.join(store, f".tmp-{folder_of(sample.index)}")
     scratch = scratch_of(store, sample.index)
-    remove(temporary)
+    journal = journal or Journal(None, "")
+    journal.step("nothing is written yet", lambda: remove(temporary))
     os.makedirs(scratch, mode=0o700, exist_ok=True)  # there already with spools of the sample, where it has some
     try:
         with no_room_named(store, sample.index, sample.name):
-            info = _SampleWriter(temporary, scratch, sample, max_field_bytes, tick).write()
-            remove(scratch)
+            info = _SampleWriter(temporary, scratch, sample, max_field_bytes, tick, journal).write()
             sync_folder(temporary)
             os.rename(temporary, final)
+            remove(scratch)
             sync(store)
-    except BaseException:
-        remove(temporary, scratch)
+    except BaseException as e:
+        if journal.folder is None or isinstance(e, Exception):  # else it is interrupted, and may go on
+            remove(temporary, scratch)
         raise
     return info
 
@@ -295,9 +301,10 @@ class _SampleWriter:
         sample: OrderedSample,
         max_field_bytes: int,
         tick: Callable[[float], None] | None,
+        journal: Journal,
     ) -> None:
         self._folder, self._scratch, self._sample, self._max_bytes = folder, scratch, sample, max_field_bytes
-        self._tick, self._total, self._done = tick, sample.nbytes, 0.0
+        self._tick, self._total, self._done, self._journal = tick, sample.nbytes, 0.0, journal
         self._arrays: dict[str, ArrayInfo] = {}
         self._statistics: dict[str, StoredMoments] = {}
         self._checksums: dict[str, Checksums] = {}
@@ -306,7 +313,10 @@ class _SampleWriter:
         import zarr
 
         sample = self._sample
-        self._group = zarr.create_group(self._folder, zarr_format=3)
+        self._group = zarr.open_group(self._folder, mode="a", zarr_format=3)
+        if self._journal.is_resumed:  # a kill may have left half of Zarr's metadata, under a name of its own
+            halves = glob.glob(os.path.join(glob.escape(self._folder), "**", "*.partial"), recursive=True)
+            remove(*halves, os.path.join(self._folder, CHECKSUMS))
         for array in sample.index_arrays():
             self._put(array)
         bbox = self._write_blocks()
@@ -352,9 +362,30 @@ class _SampleWriter:
             chunk_rows=_LIST_CHUNK_ROWS if array.is_list else CHUNK_ROWS,
         )
 
-    def _write_array(self, path: str, read: Callable[[tuple[slice, ...]], Array], **layout: Any) -> None:
-        self._arrays[path] = write_array(self._group, path, read, tick=self._wrote, checksums=self._checksums, **layout)
-        remove(os.path.join(self._scratch, "field"))
+    def _write_array(
+        self, path: str, read: Callable[[tuple[slice, ...]], Array], statistics: RunningStatistics | None = None,
+        **layout: Any,
+    ) -> None:  # fmt: skip
+        sums: dict[str, Checksums] = {}
+        is_new = False
+
+        def write() -> tuple[dict[str, Any], Checksums, dict[str, Any] | None]:
+            nonlocal is_new
+            is_new = True
+            remove(os.path.join(self._folder, path))  # half of it, of a run that was killed
+            how = {"tick": self._wrote, "checksums": sums, "statistics": statistics, **layout}
+            info = write_array(self._group, path, read, **how)
+            remove(os.path.join(self._scratch, "field"))
+            if self._journal.folder is not None:
+                sync_folder(os.path.join(self._folder, path))
+            return vars(info), sums[path], None if statistics is None else vars(statistics.result())
+
+        info, self._checksums[path], figures = self._journal.step(path, write)
+        self._arrays[path] = ArrayInfo(**info)
+        if figures is not None:
+            self._statistics[path] = StoredMoments(**figures)
+        if not is_new:
+            self._wrote(math.prod(info["shape"]) * np.dtype(info["dtype"]).itemsize)
 
     def _write_blocks(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Write the costs and bounding boxes of blocks; return the bounding box of all."""
@@ -389,11 +420,7 @@ class _SampleWriter:
             components = int(np.prod(shape[dim + 1 :])) if shape[dim + 1 :] else None
             statistics = RunningStatistics(components)
         read = self._reordered(data.read, order, source_shape=data.shape, dtype=dtype, entity_dim=dim)
-        self._write_array(
-            info.path, read, shape=shape, dtype=dtype, dims=info.dims, entity_dim=dim, statistics=statistics
-        )
-        if statistics is not None:
-            self._statistics[info.path] = statistics.result()
+        self._write_array(info.path, read, statistics, shape=shape, dtype=dtype, dims=info.dims, entity_dim=dim)
 
     def _reordered(self, read: Callable[[tuple[slice, ...]], Array], order: IntArray, **layout: Any) -> Reordered:
         return Reordered(read, order, scratch=os.path.join(self._scratch, "field"), max_bytes=self._max_bytes, **layout)

@@ -18,7 +18,7 @@ from scidata.core.own_files import open_own
 from scidata.errors import ConfigError, OutputError
 from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove
-from scidata.store.format.places import MANIFEST, TABLE
+from scidata.store.format.places import FOLDER, MANIFEST, TABLE
 
 _LOCK = ".lock"
 _SAMPLE = re.compile(r"sample-(\d{6,})\.zarr")
@@ -203,12 +203,14 @@ def remove_samples(out: str, indices: Iterable[int]) -> None:
             remove(temporary)
 
 
-def remove_temporaries(out: str, indices: Iterable[int] | None) -> None:
-    """Remove the leavings of interrupted runs: of some samples, or of all."""
-    wanted = None if indices is None else set(indices)
+def remove_temporaries(out: str, indices: Iterable[int] | None, *, but: Iterable[int] = ()) -> None:
+    """Remove the leavings of interrupted runs: of some samples, or of all, but for some which go on."""
+    wanted, spared = None if indices is None else set(indices), {*map(FOLDER.format, but)}
     for name in os.listdir(out):
         match = _TEMPORARY.fullmatch(name)
-        if match is not None and (wanted is None or (match[2] is not None and int(match[2]) in wanted)):
+        if match is None or match[1].removesuffix(".scratch") in spared:
+            continue
+        if wanted is None or (match[2] is not None and int(match[2]) in wanted):
             remove(os.path.join(out, name))
 
 

@@ -177,7 +177,9 @@ def partition(
         take more in memory: repairs, order ``"metis"``, edges by ``knn`` and ``radius``, ``weights``, fields on mesh
         edges, graphs between several node sets, OpenFOAM cases. Files
         of other formats than the plain layout, VTKHDF and ``edge_index`` are read whole, which takes 8 bytes more for
-        each node of a cell. A run that was killed begins a sample anew.
+        each node of a cell.
+        With ``resume`` a run that was killed, or interrupted, goes on inside a sample, after the last pass, or
+        array of the store, that was done.
     allow_missing, allow_external : bool, default False
         As in :func:`scidata.open_dataset`.
     tick : Callable[[float], None] or None, optional
@@ -340,7 +342,8 @@ def _run(
         if overwrite:
             output.remove_samples(out, there)
             there = []
-        output.remove_temporaries(out, None if part is None else indices)
+        whose = None if part is None else indices
+        output.remove_temporaries(out, whose, but=indices if resume else ())
         kept = _whole_samples(task, out, there)
         for _ in kept:
             tick(1.0)
@@ -350,8 +353,9 @@ def _run(
         try:
             _process(task, out, todo, executor=executor, tick=tick)
         except BaseException:
-            output.remove_temporaries(out, todo)
+            output.remove_temporaries(out, todo, but=todo if task.memory else ())  # what can go on stays
             raise
+        output.remove_temporaries(out, whose)
         infos = (read_sample_info(out, index) for index in indices)
         samples = write_manifest(out, infos) if part is None else gather(infos, out)
     return _report(out, len(task.samples), samples, written=todo, kept=kept, finished=part is None)

@@ -20,9 +20,9 @@ order                    cells and edges, bucket by bucket         the arrays of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
@@ -59,53 +59,25 @@ from scidata.meshes.order.ids import (
     undirected_keys,
 )
 from scidata.meshes.order.positions import cell_centres
-from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader, row_entity
+from scidata.meshes.sample import RawSample, SampleHeader, row_entity
+from scidata.store.format.journal import Journal
 from scidata.store.format.manifest import SampleHead
 from scidata.store.format.spools import Buckets, Spool
 from scidata.store.format.write import OrderedCells, OrderedSample
 from scidata.store.partitioning.ordered import field_data_of, ordered_cells, weights_of
-from scidata.store.partitioning.room import Room, room_of
-from scidata.store.partitioning.rows import order_rows, rows_bytes
+from scidata.store.partitioning.room import Room, bytes_in_memory, room_of
+from scidata.store.partitioning.rows import order_rows
 
 T = TypeVar("T")
+_Spools: TypeAlias = dict[str, Spool]
 #: Edges with new ids: targets, sources, and which of the given (or made) edges each is.
 _Edges: TypeAlias = Iterator[tuple[NodeIds, NodeIds, IntArray]]
 
 _ENTRY, _EDGE, _POINT = 150, 120, 64  # memory that a block takes for each node of its cells, its edges and points
-_CORNERS = ("cells", "connectivity", "cells_connectivity")  # names of arrays of the nodes of cells
 _LARGE_CELL = 64  # nodes; meshes of few cells are read at once
 _COST = 40  # memory that the cost of a row takes while costs are summed up
 _LEAST_ROOM, _MOST_ROOMS = 64 << 20, 16  # of samples in memory: blocks and buckets are made for a part of it
 _NONE = np.empty(0, np.int64)
-
-
-def bytes_in_memory(header: SampleHeader | HeteroHeader, order: str) -> int:
-    """Estimate the memory that the arrays of a sample take when it is put in order in memory.
-
-    By ``tests/bench/partition_memory.py`` 50 bytes for each node of a cell, as many for each edge of the source.
-    """
-    if isinstance(header, HeteroHeader):
-        return 50 * sum(num or 0 for num in header.sizes.values())
-    sizes = header.topology.sizes
-    edges = sizes.get("edge", 0) if header.edges == "edge_index" else 0
-    arrays = header.topology.source.arrays
-    corners = [
-        math.prod(layout.shape) for name, layout in arrays.items() if name.rpartition("/")[2].lower() in _CORNERS
-    ]
-    corners.append(4 * sizes.get("cell", 0))
-    rows = rows_bytes(sizes.get(header.entity, 0), 3, order)
-    return rows + 50 * (edges + (max(corners) if "cell" in sizes else 0))
-
-
-def why_not(header: SampleHeader | HeteroHeader, order: str) -> str | None:
-    """Return why a sample cannot be put in order in passes; None where it can."""
-    if isinstance(header, HeteroHeader) or header.topology.cells_are_rows:
-        return "its node sets, or faces, are read whole"
-    if order == "metis":
-        return "order 'metis' needs all edges at once; use hilbert or rcb"
-    if header.edges not in ((None, "faces") if header.entity == "cell" else (None, "cells", "edge_index")):
-        return f"edges={header.edges!r} are made of all rows at once"
-    return "fields live on mesh edges; leave them out with fields=" if header.on_mesh_edges else None
 
 
 def order_in_passes(
@@ -115,7 +87,7 @@ def order_in_passes(
     by: str,
     weights: str | None,
     keep: Collection[str],
-    folder: str | None,
+    journal: Journal,
     memory: int | None,
     tick: Callable[[float], None],
 ) -> OrderedSample:
@@ -131,8 +103,9 @@ def order_in_passes(
         As in :func:`~scidata.store.partitioning.ordered.order_sample`.
     keep
         Kinds of faults that need not be looked for.
-    folder
-        Exists, and is the caller's to remove: the arrays of the sample that is returned lie there. None: in memory.
+    journal
+        Of the steps that are done. Its folder is the caller's to remove: the arrays of the sample that is returned lie
+        there; without one, in memory.
     memory
         Bytes that the process may take; None: no limit.
     tick
@@ -152,7 +125,7 @@ def order_in_passes(
     if entity not in counts or (entity == "cell" and source.points is None):
         raise ConfigError(f"sample {header.name}: entity='cell', but it has no cells")
     num_nodes = sizes[row_entity(header.kind)]
-    num_rows, allowed = counts[entity], room_of(memory or 0)
+    num_rows, allowed, folder = counts[entity], room_of(memory or 0), journal.folder
     if folder is not None and weights is not None and num_rows * _COST > allowed:
         raise ConfigError(
             f"sample {header.name}: costs of its {num_rows} rows take {num_rows * _COST} bytes, and memory={memory} "
@@ -160,16 +133,20 @@ def order_in_passes(
         )
     # on disk, one half for what is looked up at random, the other for a block or bucket
     in_part = max(_LEAST_ROOM, bytes_in_memory(header, by) // _MOST_ROOMS)
-    room = Room(folder, in_part if folder is None else allowed // 2)
+    room = Room(journal, in_part if folder is None else allowed // 2)
     raw = header.described(counts=counts)
     faults = _Faults(num_nodes)
-    points = None if source.points is None else _spooled(path, source.points, num_nodes, room, faults)
+    points: Spool | None = None
+    if source.points is not None:
+        points = faults.step(journal, "points", partial(_spooled, path, source.points, num_nodes, room, faults))
     cells = None if source.cells is None else _Cells(path, source.cells, counts["cell"], faults, room, tick)
     made: Buckets | None = None
     if entity == "cell" and cells is not None and points is not None:
-        points, made = _cells_as_rows(cells, points, raw)
+        points, faces = faults.step(journal, "centres", partial(_centres, cells, points, raw))
+        made = faults.step(journal, "faces", partial(_across, cells, faces))
     # where the sample is refused any order will do: all that is wrong is looked for, and named
-    order, notes = order_rows(raw, points, num_rows, "rows" if faults.spoil(keep) else by, room)
+    by = "rows" if faults.spoil(keep) else by
+    order, notes = journal.step("rows", partial(order_rows, raw, points, num_rows, by, room))
     new_ids: NodeIds = _NONE
     if cells is not None or source.edges is not None:
         new_ids = room.array(num_rows, id_dtype(num_rows))
@@ -178,23 +155,28 @@ def order_in_passes(
     owned: tuple[Buckets, Buckets] | None = None
     csr: CSR | None = None
     if entity != "cell" and cells is not None:
-        owned, made = _cells_of_nodes(cells, new_ids, make_edges=header.edges == "cells", keep=keep)
+        put = partial(_cells_of_nodes, cells, new_ids, make_edges=header.edges == "cells", keep=keep)
+        owned, made = faults.step(journal, "cells", put)
+    edges: _Edges | None = None
     if header.edges == "edge_index" and source.edges is not None:
-        given = _named(path, source.edges(room.block(_EDGE)))
-        csr = _csr(_given_edges(given, new_ids, faults), counts["edge"], num_rows, room, faults)
+        edges = _given_edges(_named(path, source.edges(room.block(_EDGE))), new_ids, faults)
+        sort = partial(_csr, edges, counts["edge"], num_rows, room, faults)
+        csr = CSR(**faults.step(journal, "edges", sort))  # type: ignore[arg-type]
     head = head_of(raw, faults.findings(counts))
-    del source, cells  # they may hold what was read
+    del source, cells, edges  # they may hold what was read
     if made is not None:
-        csr = _csr(_made_edges(made, new_ids, room), made.num_rows, num_rows, room, None)
+        sort = partial(_csr, _made_edges(made, new_ids, room), made.num_rows, num_rows, room, None)
+        csr = CSR(**journal.step("edges", sort))  # type: ignore[arg-type]
     del new_ids
     tick(0.2)
     relations = {} if csr is None else {"edge": csr}
+    in_order = {} if owned is None else journal.step("cells in order", partial(_cells_in_order, *owned, room))
     return OrderedSample(
         **replace(head, notes=(*head.notes, *notes)).head(),
         order=order,  # type: ignore[arg-type]
         pos=points if folder is not None or points is None else points[:],  # type: ignore[arg-type]
         weights=weights_of(raw, weights, relations, order, {}),  # type: ignore[arg-type]
-        cells=None if owned is None else _cells_in_order(*owned, room),
+        cells=None if owned is None else OrderedCells(**in_order),  # type: ignore[arg-type]
         source_counts=counts,
         fields=tuple(field_data_of(raw, name, each) for name, each in raw.fields.items()),
         relations=relations,
@@ -217,6 +199,17 @@ class _Faults:
     def spoil(self, keep: Collection[str]) -> bool:
         """Whether there are others than those of some kinds."""
         return any(found and kind not in keep for kind, found in self.found.items())
+
+    def step(self, journal: Journal, name: str, make: Callable[[], T]) -> T:
+        """Do a step of a journal that adds rows, or take what an earlier run has found by then."""
+
+        def made_and_found() -> tuple[T, dict[str, IntArray], int]:
+            made = make()
+            return made, {kind: np.concatenate(rows) for kind, rows in self.found.items() if rows}, self.num_crowded
+
+        made, found, self.num_crowded = journal.step(name, made_and_found)
+        self.found |= {kind: [rows] for kind, rows in found.items()}
+        return made
 
     def findings(self, counts: Mapping[str, int]) -> list[Finding]:
         """Return the faults as findings of a sample with so many cells and edges."""
@@ -328,8 +321,8 @@ def _cells_of_nodes(
     return owned, edges
 
 
-def _cells_as_rows(cells: _Cells, nodes: Spool, raw: RawSample) -> tuple[Spool, Buckets]:
-    """Return the centres of cells, and buckets of the edges across their faces by target."""
+def _centres(cells: _Cells, nodes: Spool, raw: RawSample) -> tuple[Spool, Buckets | None]:
+    """Return the centres of cells, and buckets of their faces by lowest node."""
     num_nodes, room, faults = cells.num_nodes, cells.room, cells.faults
     points = nodes.at_random(room.nbytes)
     centres = room.spool((np.float64, points.shape[1:]), cells.num)
@@ -345,14 +338,19 @@ def _cells_as_rows(cells: _Cells, nodes: Spool, raw: RawSample) -> tuple[Spool, 
         faces = faces or room.buckets(num_nodes, share * 4 * owners.nbytes, [dtype] * 4)
         rows, cuts = faces.split(corners[0])
         faces.put(cuts, *(each[rows] for each in (*corners, owners)))
-    del points
+    return centres, faces
+
+
+def _across(cells: _Cells, faces: Buckets | None) -> Buckets:
+    """Return buckets of the edges across faces by target."""
+    num_nodes, room, faults = cells.num_nodes, cells.room, cells.faults
     edges: Buckets | None = None
     for *lowest, cell in () if faces is None else faces.taken():
         pairs, num_crowded, crowded = pairs_across(np.stack(lowest), cell, num_nodes)
         faults.num_crowded += num_crowded
         faults.add(crowded_faces=crowded)
         edges = _add_edges(edges, undirected_keys(pairs[0], pairs[1], cells.num), cells.num, len(faces or ()), room)
-    return centres, edges or room.buckets(1, 0, [np.uint64])
+    return edges or room.buckets(1, 0, [np.uint64])
 
 
 def _add_edges(edges: Buckets | None, keys: Keys, num_rows: int, share: float, room: Room) -> Buckets:
@@ -386,7 +384,7 @@ def _given_edges(given: Iterator[IntArray], new_ids: NodeIds, faults: _Faults) -
         first += pairs.shape[1]
 
 
-def _csr(edges: _Edges, most: int, num_rows: int, room: Room, faults: _Faults | None) -> CSR:
+def _csr(edges: _Edges, most: int, num_rows: int, room: Room, faults: _Faults | None) -> _Spools:
     """Sort edges by new targets and sources, in buckets by target; repeated ones are added to ``faults``."""
     num_bits, dtype = id_bits(num_rows), id_dtype(most)
     buckets = room.buckets(num_rows, most * (8 + dtype.itemsize), [np.uint64, dtype])
@@ -405,10 +403,10 @@ def _csr(edges: _Edges, most: int, num_rows: int, room: Room, faults: _Faults | 
         targets = np.right_shift(keys, np.uint64(num_bits), out=keys).view(np.int64)
         indptr.append(np.cumsum(np.bincount(targets, minlength=high - low)) + len(edge_id))
         edge_id.append(ids)
-    return CSR(indptr=indptr, src=src, edge_id=edge_id)  # type: ignore[arg-type]
+    return {"indptr": indptr, "src": src, "edge_id": edge_id}
 
 
-def _cells_in_order(owned: Buckets, nodes_of: Buckets, room: Room) -> OrderedCells:
+def _cells_in_order(owned: Buckets, nodes_of: Buckets, room: Room) -> _Spools:
     """Sort cells by owner, bucket by bucket."""
     made = {"offsets": np.int64, "cell_type": np.uint8, "original_id": np.int64, "indptr": np.int64}
     spools = {name: room.spool(dtype) for name, dtype in made.items()}
@@ -417,7 +415,7 @@ def _cells_in_order(owned: Buckets, nodes_of: Buckets, room: Room) -> OrderedCel
     for (low, high), (sizes, types, rows), (nodes,) in zip(
         pairwise(owned.bounds.tolist()), owned.taken(), nodes_of.taken(), strict=True
     ):
-        connectivity = connectivity or room.spool(nodes.dtype)
+        connectivity = room.spool(nodes.dtype) if connectivity is None else connectivity
         raw = RawCells(offsets=bounds_of(sizes), connectivity=nodes, cell_type=types)
         found = ordered_cells(raw, low, high - low)
         spools["indptr"].append(found.indptr[low > 0 :] + len(spools["original_id"]))
@@ -425,4 +423,5 @@ def _cells_in_order(owned: Buckets, nodes_of: Buckets, room: Room) -> OrderedCel
         spools["cell_type"].append(found.cell_type)
         spools["original_id"].append(rows[found.original_id])
         connectivity.append(found.connectivity)
-    return OrderedCells(connectivity=connectivity, **spools)  # type: ignore[arg-type]
+    assert connectivity is not None
+    return {"connectivity": connectivity, **spools}

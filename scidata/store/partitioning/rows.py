@@ -27,11 +27,6 @@ _SORTED, _HALVED = 60, 100  # and a row that is sorted by its key, or put in ord
 _SOME = 1 << 16  # points that say what keys there are
 
 
-def rows_bytes(num_rows: int, num_axes: int, order: str) -> int:
-    """Return the memory that rows take while they are put in order in memory."""
-    return num_rows * {"hilbert": 8 * num_axes + 40, "rcb": 16 * num_axes + 32}.get(order, 8 * num_axes + 16)
-
-
 def order_rows(
     raw: RawSample, points: Spool | None, num_rows: int, by: str, room: Room
 ) -> tuple[IntArray | Spool, list[str]]:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,14 +24,15 @@ from scidata.meshes.order.shuffle import leaf_rows_of
 from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader, parse_edges, stored_kind
 from scidata.meshes.samples import RawSamples
 from scidata.store.format.durable import remove
-from scidata.store.format.manifest import SCHEMA_VERSION, InputInfo, SampleHead
+from scidata.store.format.journal import Journal
+from scidata.store.format.manifest import SCHEMA_VERSION, InputInfo, SampleHead, dump_json
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.values import encode_values
 from scidata.store.format.write import OrderedSample, no_room_named, scratch_of, write_sample
 from scidata.store.partitioning.inputs import describe_input
 from scidata.store.partitioning.ordered import ORDERS, order_sample
-from scidata.store.partitioning.passes import bytes_in_memory, order_in_passes, why_not
-from scidata.store.partitioning.room import room_of
+from scidata.store.partitioning.passes import order_in_passes
+from scidata.store.partitioning.room import bytes_in_memory, room_of, why_not
 
 #: Findings that spoil nothing: they may also be kept as they are.
 KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
@@ -113,18 +115,45 @@ def process_sample(
 ) -> None:
     """Read, check, order and write one sample into a folder, which becomes that of the store, or goes into it."""
     header = task.samples.header(index)  # a folder that is no sample is refused before all files below it are read
-    sample, largest_field = _ordered(task, out, index, header, tick, store or out), task.max_field_bytes
-    if task.memory is not None:
-        largest_field = max(min(largest_field, room_of(task.memory) // 4), 1)
-    free = shutil.disk_usage(out).free
-    if sample.nbytes > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"sample {index} ({sample.name}) takes {sample.nbytes} bytes, and {free} are free; free some space and run "
-            "again with --resume, or write to another disk",
-            out,
-        )
-    write_sample(out, sample, max_field_bytes=largest_field, tick=lambda share: tick(share / 2))
+    inputs = tuple([describe_input(path, store or out) for path in task.samples.inputs(index)])
+    journal = _journal(task, out, index, header, inputs)
+    try:
+        sample, largest_field = _ordered(task, out, index, header, inputs, journal, tick), task.max_field_bytes
+        if task.memory is not None:
+            largest_field = max(min(largest_field, room_of(task.memory) // 4), 1)
+        free = shutil.disk_usage(out).free
+        if sample.nbytes > free and not journal.is_resumed:
+            raise OSError(
+                errno.ENOSPC,
+                f"sample {index} ({sample.name}) takes {sample.nbytes} bytes, and {free} are free; free some space and "
+                "run again with --resume, or write to another disk",
+                out,
+            )
+        write_sample(out, sample, max_field_bytes=largest_field, tick=lambda share: tick(share / 2), journal=journal)
+    except Exception:
+        if journal.folder is not None:  # it would not do better from there on
+            remove(journal.folder)
+        raise
+
+
+def _journal(
+    task: Task, out: str, index: int, header: SampleHeader | HeteroHeader, inputs: tuple[InputInfo, ...]
+) -> Journal:
+    """Return what an earlier run has done of a sample in passes; without a folder where it has room in memory."""
+    from scidata import __version__
+
+    if task.memory is None or bytes_in_memory(header, task.order) <= room_of(task.memory) or _why_not(header, task):
+        return Journal(None, "")
+    known = all(each.digest is not None for each in inputs)  # of URLs it is not known whether they are the same
+    key = [__version__, task.recipe, task.settings, task.memory, inputs if known else uuid.uuid4().hex]
+    return Journal(scratch_of(out, index), dump_json({"key": key}))
+
+
+def _why_not(header: SampleHeader | HeteroHeader, task: Task) -> str | None:
+    """Return why a sample is not put in order in passes; None where it is."""
+    if isinstance(header, SampleHeader) and (header.as_points or header.measures or leaf_rows_of(task.order)):
+        return "points of a mesh, geometry and shuffled rows are made of all rows at once"
+    return why_not(header, task.order)
 
 
 class _NeedsRepairError(Exception):
@@ -132,15 +161,12 @@ class _NeedsRepairError(Exception):
 
 
 def _ordered(
-    task: Task, out: str, index: int, header: SampleHeader | HeteroHeader, tick: Callable[[float], None], store: str
-) -> OrderedSample:
+    task: Task, out: str, index: int, header: SampleHeader | HeteroHeader, inputs: tuple[InputInfo, ...],
+    journal: Journal, tick: Callable[[float], None],
+) -> OrderedSample:  # fmt: skip
     """Read, check and order one sample; its cells and edges as they were read are let go before it is written."""
-    inputs = tuple([describe_input(path, store) for path in task.samples.inputs(index)])
     needed, done = bytes_in_memory(header, task.order), 0.0
-    too_large = task.memory is not None and needed > room_of(task.memory)
-    reason = why_not(header, task.order)
-    if isinstance(header, SampleHeader) and (header.as_points or header.measures or leaf_rows_of(task.order)):
-        reason = "points of a mesh, geometry and shuffled rows are made of all rows at once"
+    reason = _why_not(header, task)
 
     def head_of(raw: RawSample, findings: list[Finding]) -> SampleHead:
         if _allowed(raw, task, findings):
@@ -154,22 +180,18 @@ def _ordered(
 
     if reason is None:
         assert isinstance(header, SampleHeader)
-        folder = scratch_of(out, index) if too_large else None
-        if folder is not None:
-            remove(folder)
-            os.mkdir(folder, 0o700)
         how: dict[str, Any] = {"by": task.order, "weights": task.weights, "keep": task.keep, "memory": task.memory}
         try:
             with no_room_named(out, index, header.name):
-                sample = order_in_passes(header, head_of, folder=folder, tick=advance, **how)
+                sample = order_in_passes(header, head_of, journal=journal, tick=advance, **how)
             tick(0.5 - done)
             return sample
         except _NeedsRepairError:
             reason = "repairs need all of it"
-    if too_large:
+    if task.memory is not None and needed > room_of(task.memory):
         raise ConfigError(
             f"sample {header.name}: takes about {needed} bytes in memory, but memory={task.memory} leaves "
-            f"{room_of(task.memory or 0)}, and it is not put in order in passes over disk: {reason}. Or allow more"
+            f"{room_of(task.memory)}, and it is not put in order in passes over disk: {reason}. Or allow more"
         )
     raw = header.read()
     every = findings_of(raw)

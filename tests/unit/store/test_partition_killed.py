@@ -44,6 +44,7 @@ def count(event, args):
                 os.killpg(0, signal.SIGKILL)
 
 sys.addaudithook(count)
+os.fsync = lambda descriptor: None  # a killed process leaves what it wrote to the kernel
 if __name__ == "__main__":
     from scidata.cli.app import app
     app(sys.argv[1:], standalone_mode=False)
@@ -155,6 +156,51 @@ def test_killed_before_a_rename(folder: Path, tmp_path: Path, name: str, num_who
     assert finished_samples(str(out)) == list(range(num_whole))
     assert partition(sources, out, resume=True).kept == tuple(range(num_whole))
     assert_same(folder / "whole", out)
+
+
+@pytest.mark.parametrize("entity", [pytest.param(None, marks=pytest.mark.slow), "cell"])
+def test_killed_inside_a_sample_over_disk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entity: str | None
+) -> None:
+    """It goes on after the last step that was done, unless a file or the input is another."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    raw, out, whole = tmp_path / "a.h5", tmp_path / "a.store", tmp_path / "whole.store"
+    shutil.copy(folder / "case0.h5", raw)
+    args = ["partition", raw, out, "--memory", "100K", "--resume", *(["--entity", entity] if entity else [])]
+    partition(raw, whole, entity=entity)
+    code, text = run(out, folder / "run.py", *args)
+    num, rng = int(text), random.Random(0)
+    assert code == 0
+    assert_same(whole, out)
+    shutil.rmtree(out)
+    kills = [num // 3, "sample-000000.zarr"] if entity else [num // 3, rng.randrange(num // 3), "sample-000000.zarr"]
+    for die_at in kills:
+        assert run(out, folder / "run.py", *args, die_at=die_at)[0] == -signal.SIGKILL
+        assert not is_store(out)
+    stopped = tmp_path / "stopped.store"
+    shutil.copytree(out, stopped)
+    code, text = run(out, folder / "run.py", *args)
+    assert code == 0
+    assert int(text) < num // 5
+    assert_same(whole, out)
+    for change in ("a bit",) if entity else ("half a line", "a bit", "the input"):
+        shutil.rmtree(out)
+        shutil.copytree(stopped, out)
+        (scratch,) = out.glob(".tmp-*.scratch")
+        changed = max(scratch.glob("[0-9]*"), key=lambda path: path.stat().st_size)
+        if change == "the input":
+            with h5py.File(raw, "a") as file:
+                file["node/u"][3] = 5.0
+            shutil.rmtree(whole)
+            partition(raw, whole, entity=entity)
+        elif change == "half a line":
+            with open(scratch / "journal", "ab") as file:
+                file.write(b'{"step": "no')
+        else:
+            content = changed.read_bytes()
+            changed.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        partition(raw, out, entity=entity, memory="100K", resume=True)
+        assert_same(whole, out)
 
 
 @pytest.mark.parametrize("trial", range(2))

@@ -10,6 +10,7 @@ import pytest
 from scidata.errors import ConfigError
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
 from scidata.meshes.sample import RawSample
+from scidata.store.format.journal import Journal
 from scidata.store.format.spools import Spool
 from scidata.store.partitioning.room import Room
 from scidata.store.partitioning.rows import order_rows
@@ -55,8 +56,7 @@ def test_rows_get_the_order_that_they_get_in_memory(tmp_path: Path, case: str, b
     )
     crowded = case in ("an outlier", "clusters") and by == "hilbert"
     for nbytes in (150_000, 1 << 20) if crowded else (150_000,):
-        room = Room(str(tmp_path / str(nbytes)), nbytes)
-        (tmp_path / str(nbytes)).mkdir()
+        room = Room(Journal(str(tmp_path / str(nbytes)), ""), nbytes)
         if crowded and nbytes < 1 << 20:
             with pytest.raises(ConfigError, match=r"of its 9000 points share keys .* use --order rcb, or allow more"):
                 order_rows(raw, spool, len(points), by, room)

@@ -37,6 +37,7 @@ from scidata.store.partitioning.room import bytes_in_memory, room_of, why_not
 #: Findings that spoil nothing: they may also be kept as they are.
 KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
 
+_STEPS = 1  # raised where passes write other scratch files than before
 _MOST_NAMED = 4  # arrays that are not in the store
 
 
@@ -140,12 +141,10 @@ def _journal(
     task: Task, out: str, index: int, header: SampleHeader | HeteroHeader, inputs: tuple[InputInfo, ...]
 ) -> Journal:
     """Return what an earlier run has done of a sample in passes; without a folder where it has room in memory."""
-    from scidata import __version__
-
     if task.memory is None or bytes_in_memory(header, task.order) <= room_of(task.memory) or _why_not(header, task):
         return Journal(None, "")
     known = all(each.digest is not None for each in inputs)  # of URLs it is not known whether they are the same
-    key = [__version__, task.recipe, task.settings, task.memory, inputs if known else uuid.uuid4().hex]
+    key = [_STEPS, task.recipe, task.settings, task.memory, inputs if known else uuid.uuid4().hex]
     return Journal(scratch_of(out, index), dump_json({"key": key}))
 
 

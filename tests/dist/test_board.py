@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 
 import scidata
 from scidata.device_mesh import board
-from scidata.device_mesh.board import processes
+from scidata.device_mesh.board import deadlock, processes
 from scidata.errors import RankFailedError, ShardLayoutError
 from scidata.testing import RankError, run_ranks
 from tests.dist._scripts import run_script
@@ -137,6 +137,33 @@ def meet_alike(rank, num_ranks):
 
 def test_errors_that_all_ranks_meet_end_nothing():
     run_ranks(meet_alike, 3)
+
+
+def call_other_operations(rank, num_ranks, odd):
+    """The last rank leaves a sum out, or takes another: the next collectives do not match, and nobody fails."""
+    deadlock._STOOD = 0.6
+    mesh = scidata.init_mesh(domain=num_ranks)["domain"]
+    x = scidata.ShardTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
+    with pytest.raises(RankFailedError, match="ranks wait for each other in different operations: ") as caught:
+        if rank < num_ranks - 1:
+            x.sum()
+        odd(x, mesh.get_group())
+    assert "rank 0 is in all_to_all_single of `x.sum()` (test_board.py:" in str(caught.value)
+    assert f"rank {num_ranks - 1} is in barrier of `" in str(caught.value)
+    assert caught.value.rank == -1
+
+
+def other_group(x, group):
+    dist.barrier()
+
+
+def same_group(x, group):
+    dist.barrier(group)
+
+
+@pytest.mark.parametrize("odd", [other_group, same_group])
+def test_ranks_that_call_different_operations_are_told_where(odd):
+    run_ranks(call_other_operations, 3, odd)
 
 
 # -- processes that end, where no loop is ----------------------------------------------------------------------------

@@ -12,14 +12,14 @@ import pickle
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
 import torch
 
 from scidata.testing import RankError, run_ranks
-from tests.opinfo.cases import Found, on_ranks, operations
+from tests.opinfo.cases import DTYPES, Found, on_ranks, operations
 from tests.opinfo.report import table
 
 #: Operations on the same ranks, which take some seconds to import the samples, and what these may take, in seconds; of
@@ -28,7 +28,9 @@ STRETCH, RIVALS = (100, 600), (20, 40)
 BAD = ("wrong", "divergent", "broken", "other error", "accepted")
 
 
-def all_of(names: list[str], most: int, ranks: int, *, rival: bool = False) -> Iterator[Found]:
+def all_of(
+    names: list[str], most: int, ranks: int, *, rival: bool = False, dtypes: Sequence[torch.dtype] = DTYPES
+) -> Iterator[Found]:
     """Run operations on the same ranks, and on new ones after one that breaks them, or finds their time used up."""
     left = list(names)
     stretch, limit = RIVALS if rival else STRETCH
@@ -37,7 +39,7 @@ def all_of(names: list[str], most: int, ranks: int, *, rival: bool = False) -> I
             done = Path(folder) / "done"
             broken, start = None, time.monotonic()
             try:
-                run_ranks(on_ranks, ranks, left[:stretch], most, done, rival, timeout=limit)
+                run_ranks(on_ranks, ranks, left[:stretch], most, done, rival, dtypes, timeout=limit)
             except RankError as error:
                 broken = str(error).strip().splitlines()[-1][:300]
             count = 0
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="operations; all of them by default")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--most", type=int, default=10, help="samples of an operation")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="of all samples, where an operation has it")
     parser.add_argument("--refused", action="store_true", help="also print what is refused, and why")
     parser.add_argument("--dtensor", action="store_true", help="run torch's DTensor instead, on even parts")
     parser.add_argument("--write", type=Path, help="write a table of all operations, in Markdown")
@@ -72,13 +75,16 @@ def main() -> None:
     names = options.names or list(operations())
     total: Counter[str] = Counter()
     results = []
-    for found in all_of(names, options.most, options.ranks, rival=options.dtensor):
+    dtypes = (getattr(torch, options.dtype),) if options.dtype else DTYPES
+    for found in all_of(names, options.most, options.ranks, rival=options.dtensor, dtypes=dtypes):
         total += found.counts
         counts = {"counts": dict(found.counts), "alone": dict(+found.alone)}
         results.append({"name": found.name, **counts, "notes": found.notes})
         for kind in (*BAD, *(["refused"] if options.refused else [])):
             for note in found.notes.get(kind, ())[: 1 if kind == "refused" else 3]:
                 print(f"{found.name}: {kind} ({found.counts[kind]}): {note}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1))
     print(dict(total))
     used = [r["counts"] for r in results if set(r["counts"]) - {"error"}]
     print(f"{len(used)} operations; all right: {sum(set(c) <= {'right', 'error'} for c in used)}")
@@ -87,8 +93,6 @@ def main() -> None:
         command = f"python -m tests.opinfo --ranks {options.ranks} --most {options.most}"
         words = f"`{command}`, torch {torch.__version__}, {date.today()}."
         options.write.write_text(table(results, rivals, words))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,8 @@ LEFT_OUT = {
     ),
 }
 DTYPES = (torch.float64, torch.complex128, torch.int64, torch.bool, torch.float32)
+#: Of values, relative and absolute; of bfloat16 the absolute one is of the largest value.
+TOLERANCES = {torch.float32: 1e-4, torch.complex64: 1e-4, torch.bfloat16: 3e-2}
 WAYS = ("all", "first")  # which tensors are sharded
 
 
@@ -79,9 +81,11 @@ def operations() -> dict[str, Any]:
     return named
 
 
-def samples(op: Any, most: int) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+def samples(
+    op: Any, most: int, dtypes: Sequence[torch.dtype] = DTYPES
+) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     """Make up to ``most`` samples, spread over all that there are, of the first dtype that the operation has."""
-    dtype = next((d for d in DTYPES if d in op.supported_dtypes("cpu")), None)
+    dtype = next((d for d in dtypes if d in op.supported_dtypes("cpu")), None)
     if dtype is None:
         return
     torch.manual_seed(0)
@@ -106,21 +110,40 @@ def split(extent: int, num_ranks: int, *, empty: bool) -> tuple[int, ...]:
 
 
 def variants(op: Any) -> dict[str, Callable[..., Any]]:
-    """Return the function, method and in-place forms."""
+    """Return the function, method, in-place and ``out=`` forms."""
     named = {"function": op.op, "method": op.method_variant, "in place": op.inplace_variant}
+    named["out="] = partial(_into_out, op.op) if op.supports_out else None
     return {name: form for name, form in named.items() if form is not None}
 
 
-def on_ranks(rank: int, num_ranks: int, names: list[str], most: int, done: Path, rival: bool = False) -> None:
+def _into_out(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the function's results, written into tensors of their layout, and these tensors."""
+    with torch.no_grad():
+        out = tree_map_only(Tensor, torch.zeros_like, function(*args, **kwargs))
+        torch.default_generator.manual_seed(1)
+        return [function(*args, **kwargs, out=out), out]
+
+
+def on_ranks(
+    rank: int,
+    num_ranks: int,
+    names: list[str],
+    most: int,
+    done: Path,
+    rival: bool = False,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> None:
     """Run operations one after the other; the first rank adds what it found to a file. Collective."""
     for name in names:
-        found = run(name, most, rank, num_ranks, rival=rival)
+        found = run(name, most, rank, num_ranks, rival=rival, dtypes=dtypes)
         if rank == 0:
             with done.open("ab") as file:
                 pickle.dump(found, file)
 
 
-def run(name: str, most: int, rank: int, num_ranks: int, *, rival: bool = False) -> Found:
+def run(
+    name: str, most: int, rank: int, num_ranks: int, *, rival: bool = False, dtypes: Sequence[torch.dtype] = DTYPES
+) -> Found:
     """Run an operation's samples; ``rival``: as DTensors, the functions alone, all tensors cut by ``torch.chunk``.
 
     Collective; raises where ranks are no longer in step.
@@ -129,12 +152,12 @@ def run(name: str, most: int, rank: int, num_ranks: int, *, rival: bool = False)
     op = operations()[name]
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     found = Found(name)
-    for i, sample in enumerate(samples(op, most)):
-        for form, function in list(variants(op).items())[: 1 if rival else None]:
+    for i, sample in enumerate(samples(op, most, dtypes)):
+        for k, (form, function) in enumerate(list(variants(op).items())[: 1 if rival else None]):
             for way in WAYS[: 1 if rival else None]:
                 for dim in (0, -1):
                     case = f"sample {i}, {form}, {way} on {dim}"
-                    place = _as_dtensors if rival else partial(_as_shards, num_ranks=num_ranks, empty=i % 2 == 1)
+                    place = _as_dtensors if rival else partial(_as_shards, num_ranks=num_ranks, empty=(i + k) % 2 == 1)
                     kind, note = _outcome(op, function, form, sample, way, dim, partial(place, mesh))
                     kinds: list[Any] = [None] * num_ranks
                     dist.all_gather_object(kinds, kind)
@@ -163,7 +186,7 @@ def _outcome(
     chosen = [x for x in (tensors if way == "all" else tensors[:1]) if x.ndim and 0 not in x.shape]
     if not chosen or (way == "first" and len(tensors) == 1):
         return None, ""
-    differentiable = op.supports_autograd and form != "in place"
+    differentiable = op.supports_autograd and form not in ("in place", "out=")
     placed = {id(x) for x in chosen}
 
     def leaf(x: Tensor) -> Tensor:
@@ -219,9 +242,10 @@ def _compare(want: Any, got: Any) -> str | None:
             continue
         if not isinstance(y, Tensor) or x.shape != y.shape or x.dtype != y.dtype:
             return f"{getattr(y, 'shape', y)} {getattr(y, 'dtype', '')}, not {tuple(x.shape)} {x.dtype}"
-        tolerance = 1e-4 if x.dtype in (torch.float32, torch.complex64) else 1e-9
+        tolerance = TOLERANCES.get(x.dtype, 1e-9)
         if x.is_floating_point() or x.is_complex():
-            if not torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True):
+            size = float(x.detach().abs().nan_to_num(0, 0, 0).max()) if x.dtype == torch.bfloat16 and x.numel() else 1
+            if not torch.allclose(x, y, rtol=tolerance, atol=tolerance * max(1, size), equal_nan=True):
                 return f"values differ by {float((x - y).detach().abs().max()):.2g}"
         elif not torch.equal(x, y):
             return "values differ"

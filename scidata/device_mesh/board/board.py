@@ -30,6 +30,7 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from scidata.device_mesh.board import stuck
+from scidata.device_mesh.board.deadlock import Deadlocks
 from scidata.device_mesh.board.events import Event, events_of, post
 from scidata.device_mesh.board.processes import ProcessId
 from scidata.device_mesh.board.state import BoardState, Loop, RecordedError
@@ -74,6 +75,7 @@ class Board(BoardState):
         self._is_due = False  # an event that a thread should not wait in spite of: worth looking often
         self._breaks: Event | None = None  # for which this process breaks its groups
         self._stalls, self._armed = stuck.StallDetector(), 0.0
+        self._deadlocks = Deadlocks(self.rank)
         self._is_broken = self._is_outside = False
         # SimpleQueue: a loop's end() may be called by a collection, in the middle of anything
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -248,6 +250,7 @@ class Board(BoardState):
             self._post_errors()
             if not self.is_alone:
                 self._look_after(talks)
+                self._look_for_deadlocks(talks)
         self._recall()
 
     def _beat(self) -> None:
@@ -319,6 +322,12 @@ class Board(BoardState):
         event = self.death_of(neighbour, self.loops_of(self.posts, neighbour), how)
         self.events.append(self.post(event))
 
+    def _look_for_deadlocks(self, talks: bool) -> None:
+        thread = self.loops[-1].thread if self.loops else self.thread
+        event = self._deadlocks.look(self.posts, thread, len(self.ranks), reads=talks and not self._is_due)
+        if event is not None:
+            self.events.append(self.post(event))
+
     # -- calling a thread back that waits in a collective for a rank which does not come -----------------------------
 
     def _recall(self) -> None:
@@ -374,6 +383,8 @@ class Board(BoardState):
         for event in self.events:
             if (event.is_last and event.kind != "left") or (event.kind in ("left", "met") and self.waits_for(event)):
                 yield event, self.thread, False
+            if event.kind == "stuck":
+                yield event, self.loops[-1].thread if self.loops else self.thread, False
 
     # -- when a collective fails -------------------------------------------------------------------------------------
 

@@ -25,7 +25,8 @@ class Event:
     # ``"failed"`` and ``"disagree"`` end the loop of all ranks; so does ``"ahead"``, a read that has failed ahead of
     # its use, if it comes to its use; ``"slow"`` does not. ``"left"``: the script has ended without an error.
     # ``"stop"``: a signal asks all ranks to stop, by the :class:`scidata.StopSignal` of the name ``text``. ``"met"``:
-    # an operation has raised; it matters where others wait for that rank. ``"ended"``: another rank's failure has ended
+    # an operation has raised; it matters where others wait for that rank. ``"stuck"``: ranks wait for each other, and
+    # for ever. ``"ended"``: another rank's failure has ended
     # the process; tells nobody anything
     kind: str
     rank: int  # whose it is
@@ -39,7 +40,11 @@ class Event:
 
     def error(self) -> Exception:
         """Return the error to raise on the other ranks."""
-        return ConfigError(self.text) if self.kind == "disagree" else RankFailedError(self.text, self.rank)
+        return (
+            ConfigError(self.text)
+            if self.kind == "disagree"
+            else RankFailedError(self.text, -1 if self.kind == "stuck" else self.rank)
+        )
 
     def is_due(self, loader: str, iteration: int, step: int, over: int) -> bool:
         """Whether a loop raises it at a step; ``over`` is the loader's last iteration that has failed here."""

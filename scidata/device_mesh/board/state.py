@@ -155,11 +155,15 @@ class BoardState:
 
     def is_cause(self, event: Event) -> bool:
         """Whether an event may be the reason of a collective's failure."""
-        if event.rank == self.rank or event.kind not in ("failed", "disagree", "left"):
+        if event.rank == self.rank or event.kind not in ("failed", "disagree", "left", "stuck"):
             return False
         if event.kind == "left":  # one that has destroyed its groups cannot say how far it has come
             return self.waits_for(event) or not event.started
-        return event.is_last or any(place[0] > self.over.get(name, 0) for name, place in event.places.items())
+        return (
+            event.is_last
+            or event.kind == "stuck"
+            or any(place[0] > self.over.get(name, 0) for name, place in event.places.items())
+        )
 
     def introduce(self) -> None:
         """Say which process this rank is, and that it is one of this machine's."""

@@ -4,11 +4,12 @@ Why there is one: a thread that waits in a collective for a rank that will not c
 call a gloo collective off. These functions see that it waits, have it raise the reason, and end the collective.
 
 Who may pass: the board (:mod:`scidata.device_mesh.board`), where several ranks have a mesh of
-:func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these four;
+:func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these five;
 ``tests/unit/device_mesh/test_stuck.py`` counts the callers.
 
 - :class:`StallDetector` looks, once another rank's failure is known, at where the thread is that would wait for it. It
   changes nothing.
+- :func:`collective_of` finds the collective that a thread stands in, and the line of the script. It changes nothing.
 - :func:`raise_in` has that thread raise the failed rank's error, and only where it is in a collective, so that the
   error takes the place of torch's.
 - :func:`hang_up` closes the connections to the store, where a second after that the thread stands still: it waits there
@@ -25,17 +26,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import linecache
 import os
 import socket
 import sys
 import time
 from typing import Any
 
+import torch.distributed as dist
+
 from scidata.device_mesh.devices import is_started
 from scidata.device_mesh.groups import break_groups
 from scidata.device_mesh.torch_internals import COLLECTIVES, HANDLERS_OF_ERRORS
 
-__all__ = ["StallDetector", "break_groups", "hang_up", "raise_in"]
+__all__ = ["StallDetector", "break_groups", "collective_of", "hang_up", "raise_in"]
 
 _STUCK = 0.3  # s at one place in a collective, without work
 _ANYWHERE = 3.0  # s at one place in somebody else's code; it may wait for a handle of a collective, or for the device
@@ -55,6 +59,7 @@ class StallDetector:
 
     is_inside = False  # whether the last look has seen it in a collective's code
     is_of_two = False  # whether that was a send or a receive, which other ranks have no part in
+    seconds = 0.0  # that the thread had stood at one place when it was last seen
 
     def __init__(self) -> None:
         self._place: tuple[int, int, int] | None = None
@@ -76,9 +81,9 @@ class StallDetector:
         del frame
         now, worked = time.monotonic(), _seconds_of_work(thread)
         if place != self._place:
-            self._place, self._since, self._worked = place, now, worked
+            self._place, self._since, self._worked, self.seconds = place, now, worked, 0.0
             return None
-        stood = now - self._since
+        self.seconds = stood = now - self._since
         idle = worked - self._worked < _IDLE * stood
         if idle and stood > _STUCK and file.startswith(_HANDLING):
             return "call"
@@ -93,6 +98,20 @@ def _seconds_of_work(thread: int) -> float:
         return time.clock_gettime(time.pthread_getcpuclockid(thread))
     except (AttributeError, OSError):  # not there on this system, or ended
         return 0.0
+
+
+def collective_of(thread: int) -> tuple[dist.ProcessGroup, str, str] | None:
+    """Return the group of the collective that a thread stands in, its name, and the line of the script; or None."""
+    frame = sys._current_frames().get(thread)
+    group, name = None, ""
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        if group is None and "group" in (values := frame.f_locals):
+            group, name = values["group"] or dist.group.WORLD, frame.f_code.co_name
+        frame = frame.f_back
+    if frame is None or not isinstance(group, dist.ProcessGroup):
+        return None
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return group, name, f"`{linecache.getline(file, line).strip()[:80]}` ({os.path.basename(file)}:{line})"
 
 
 def raise_in(thread: int, error: BaseException) -> None:

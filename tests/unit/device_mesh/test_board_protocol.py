@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from scidata.device_mesh.board import processes
 from scidata.device_mesh.board.board import BoardState
+from scidata.device_mesh.board.deadlock import Stand, in_circle
 from scidata.device_mesh.board.events import Event, events_of, failed, left, post
 from scidata.device_mesh.board.store import Postings, call_with_timeout
 from scidata.errors import ConfigError, RankFailedError
@@ -258,3 +259,22 @@ def test_boards_of_later_process_groups_do_not_read_the_events_of_earlier_ones(p
     post(posts.below("board1"), failed(1, {}, ValueError()))
     assert not list(events_of(posts.below("board2")))
     assert len(list(events_of(posts.below("board1")))) == 1
+
+
+# -- ranks that wait for each other ----------------------------------------------------------------------------------
+
+
+def stand(group, ranks, call="all_reduce", **started):
+    return Stand(group=group, ranks=ranks, call=call, line=call, started=started)
+
+
+def test_only_those_who_wait_for_each_other_for_ever_are_in_a_circle():
+    slow = {rank: stand("g", [0, 1, 2], g=4) for rank in range(3)}  # all have come: the network is slow
+    assert not in_circle(slow)
+    assert not in_circle({0: slow[0], 1: slow[1]})  # rank 2 computes
+    assert not in_circle({0: stand("g", [0, 1], g=4, h=1), 1: stand("h", [1, 2], g=3, h=1), 2: stand("h", [1, 2], h=1)})
+    circle = {0: stand("g", [0, 1], g=4, h=1), 1: stand("h", [0, 1], g=3, h=2)}
+    assert in_circle(circle | {2: stand("k", [2, 3], k=1)}) == circle
+    third = {2: stand("h", [0, 1, 2], h=2)}  # waits for one that waits in a circle
+    assert in_circle(circle | third) == circle | third
+    assert in_circle({0: stand("g", [0, 1], g=4), 1: stand("g", [0, 1], "barrier", g=4)})

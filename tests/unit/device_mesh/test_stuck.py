@@ -14,7 +14,7 @@ from scidata.device_mesh.board.stuck import StallDetector, raise_in
 from scidata.errors import RankFailedError
 
 ROOT = Path(scidata.__file__).parent
-DOOR = ("break_groups", "hang_up", "raise_in", "StallDetector")
+DOOR = ("break_groups", "collective_of", "hang_up", "raise_in", "StallDetector")
 
 
 def test_who_passes_the_door():
@@ -27,6 +27,7 @@ def test_who_passes_the_door():
             if name in (
                 "break_groups",
                 "hang_up",
+                "collective_of",
                 "raise_in",
                 "StallDetector",
                 "PyThreadState_SetAsyncExc",
@@ -37,7 +38,10 @@ def test_who_passes_the_door():
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
                 calls[where, name] += name in DOOR
     board, stuck = "device_mesh/board/board.py", "device_mesh/board/stuck.py"
+    deadlock = "device_mesh/board/deadlock.py"
     expected = {
+        (deadlock, "StallDetector"): 1,  # looks alone
+        (deadlock, "collective_of"): 1,
         (board, "break_groups"): 1,  # a failure that is due
         (board, "raise_in"): 1,
         (board, "StallDetector"): 1,
@@ -46,7 +50,7 @@ def test_who_passes_the_door():
         ("device_mesh/groups.py", "break_groups"): 1,  # the end of a process
     }
     assert {key: count for key, count in calls.items() if count} == expected
-    assert mentions == expected | {(stuck, "PyThreadState_SetAsyncExc"): 1, (stuck, "_current_frames"): 1}
+    assert mentions == expected | {(stuck, "PyThreadState_SetAsyncExc"): 1, (stuck, "_current_frames"): 2}
 
 
 @pytest.mark.parametrize("in_python", [False, True])

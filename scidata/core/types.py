@@ -5,6 +5,7 @@ Frozen dataclasses without behaviour beyond arithmetic on themselves. No I/O, no
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,7 +119,10 @@ class ArrayLayout:
         As stored, byte order included.
     chunks
         Shape of one decoded chunk: the unit that is decoded at once. A contiguous array is one chunk of its own
-        shape. Chunks at the upper edge hold a full chunk.
+        shape. Chunks at the upper edge hold a full chunk. Where chunks differ in size, the largest of each dimension.
+    edges
+        Of arrays whose chunks differ in size, for each dimension: where its chunks begin and the last one ends, or
+        empty where all are alike. Empty of other arrays.
     axis_order
         The array's axes from slowest to fastest varying inside a chunk: ``(0, 1, 2)`` is C order, ``(2, 1, 0)`` F.
     codecs
@@ -145,17 +149,33 @@ class ArrayLayout:
     fill_value: npt.NDArray[Any] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     fallback: bool = False
+    edges: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def num_chunks(self) -> tuple[int, ...]:
         """Number of chunks along each dimension."""
-        return tuple(-(-n // c) if c else 0 for n, c in zip(self.shape, self.chunks, strict=True))
+        regular = [-(-n // c) if c else 0 for n, c in zip(self.shape, self.chunks, strict=True)]
+        return tuple(len(e) - 1 if e else n for n, e in itertools.zip_longest(regular, self.edges, fillvalue=()))
+
+    def chunk_grid(self, dim: int) -> int | IntArray:
+        """Return a dimension's chunk size, or where its chunks begin and the last one ends where they differ."""
+        edges = self.edges[dim] if self.edges else ()
+        return np.array(edges, np.int64) if edges else self.chunks[dim]
+
+    def chunk_shapes(self, chunks: IntArray) -> IntArray:
+        """Return the shapes of decoded chunks: ``(num, ndim)`` for coordinates, or ``(ndim,)`` where all are alike."""
+        shapes = np.array(self.chunks, np.int64)
+        if self.edges:
+            shapes = np.tile(shapes, (len(chunks), 1))
+            for dim in np.flatnonzero([bool(e) for e in self.edges]).tolist():
+                shapes[:, dim] = np.diff(self.edges[dim])[chunks[:, dim]]
+        return shapes
 
     @cached_property
     def geometry(self) -> tuple[object, ...]:
         """All of it that decides how selections are cut: two layouts of one geometry share their cuts."""
         order, item = self.axis_order, self.dtype.itemsize
-        return self.shape, self.chunks, order, item, bool(self.codecs), self.fallback
+        return self.shape, self.chunks, order, item, bool(self.codecs), self.fallback, self.edges
 
     @cached_property
     def derived(self) -> dict[object, Any]:

@@ -26,6 +26,7 @@ from scidata.core.checks import check_int, names_of
 from scidata.core.options import ReadOptions
 from scidata.core.types import IntArray, Segment, Segments
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.plan.cut import chunk_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -128,9 +129,9 @@ def _halo_pair(dim: str, width: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def chunk_edges(selected: Segments, chunk: int) -> IntArray:
-    """Return the selected rows at which another chunk of the source begins."""
-    return np.flatnonzero(np.diff(rows_of(selected) // chunk)).astype(np.int64) + 1
+def chunk_edges(selected: Segments, grid: int | IntArray) -> IntArray:
+    """Return the selected rows at which another chunk of the source begins; ``grid``: ``ArrayLayout.chunk_grid``."""
+    return np.flatnonzero(np.diff(chunk_of(rows_of(selected), grid))).astype(np.int64) + 1
 
 
 def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Segments]:
@@ -145,13 +146,17 @@ def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str
 
 
 def make_partition(
-    sizes: Mapping[str, int], options: ReadOptions, *, axis_sizes: Mapping[str, int], chunks: Mapping[str, int]
+    sizes: Mapping[str, int],
+    options: ReadOptions,
+    *,
+    axis_sizes: Mapping[str, int],
+    chunks: Mapping[str, int | IntArray],
 ) -> GridPartition:
     """Cut a grid as its options say: ``isel`` before the split, which is ``shard``; each mesh axis once.
 
     Needs no I/O, so errors are the same on every rank.
 
-    - ``chunks``: largest chunk of the fields along each dimension, for ``bounds="chunk"``.
+    - ``chunks``: largest chunk of the fields along each dimension, or the edges of its chunks, for ``bounds="chunk"``.
     """
     known = list(sizes)
     crop = per_dim(options.isel or {}, known, known, "isel")
@@ -202,9 +207,15 @@ _KINDS = ("even", "chunk")
 
 
 def _bounds_of(
-    kind: npt.ArrayLike, costs: npt.ArrayLike | None, selected: Segments, num_parts: int, *, align: int, chunk: int
+    kind: npt.ArrayLike,
+    costs: npt.ArrayLike | None,
+    selected: Segments,
+    num_parts: int,
+    *,
+    align: int,
+    chunk: int | IntArray,
 ) -> IntArray:
-    """Cut the selected rows of one dimension; ``chunk``: the largest chunk of any field along it."""
+    """Cut the selected rows of one dimension; ``chunk``: of ``make_partition`` along it."""
     rows = num_rows_of(selected)
     if costs is not None:
         if len(np.asarray(costs)) != rows:

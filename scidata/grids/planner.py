@@ -161,7 +161,8 @@ class Planner:
     def _group(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
         by_steps, dim = dict[tuple[int, ...], tuple[str, ...]](), self._series.sample_dim
         for name in names:
-            if dim in self._fields[name].source_dims and not self.is_remote:
+            has_edges = any(self._series.layouts(f)[name].edges for f in self._series.kinds)
+            if dim in self._fields[name].source_dims and not self.is_remote and not has_edges:
                 by_steps[self._steps.of(name)] = (*by_steps.get(self._steps.of(name), ()), name)
         groups = self._groups[names] = list(by_steps.values())
         return groups

@@ -136,7 +136,9 @@ class GridReader:
         split = choose_split(head, self.choice, options.shard, sizes=sizes, crop=crop, axis_sizes=axis_sizes)
         costs = row_weights(head, weights, split, crop) if isinstance(weights, str) else weights
         made = replace(options, isel=crop, shard=dict[str | int, str](split.items()), weights=costs)
-        partition = make_partition(sizes, made, axis_sizes=axis_sizes, chunks=self.chunks)
+        layouts = [layout for layout in map(self.series.combined, self.fields) if layout.edges]
+        edges = {dim: x.chunk_grid(k) for x in layouts for k, dim in enumerate(x.dims) if x.edges[k]}
+        partition = make_partition(sizes, made, axis_sizes=axis_sizes, chunks={**self.chunks, **edges})
         self._check_halos(partition)
         return partition, partition
 

@@ -98,6 +98,7 @@ def _centred(layout: ArrayLayout, sizes: Mapping[str, int]) -> ArrayLayout:
         dtype=layout.dtype.newbyteorder("="),
         axis_order=tuple(range(len(layout.dims))),
         codecs=(),
+        edges=(),
         shards=None,
         fallback=math.prod(layout.shape) > 0,
     )

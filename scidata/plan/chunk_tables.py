@@ -155,12 +155,13 @@ def _make_tables(
     _check_destination(layout, cut, out_shape)
     boxes, rows = np.flatnonzero(is_raw[cut.boxes.chunk_row]), np.flatnonzero(is_encoded)
     max_gap, _ = gap_limits(remote)
+    encoded = _encoded_table(layout, cut, rows, out_shape) if len(rows) else None
     return Tables(
         cut=cut,
-        spans=make_spans(layout, cut.pieces, cut.boxes, boxes, out_shape, max_gap) if len(boxes) else None,
-        encoded=_encoded_table(layout, cut, rows, out_shape) if len(rows) else None,
+        spans=make_spans(layout, cut, boxes, out_shape, max_gap) if len(boxes) else None,
+        encoded=encoded,
         absent=np.flatnonzero(~(is_raw | is_encoded)),
-        decoded_nbytes=len(rows) * layout.chunk_nbytes,
+        decoded_nbytes=0 if encoded is None else int(encoded.nbytes.sum()),
         remote=remote,
     )
 
@@ -178,7 +179,7 @@ def _check_destination(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...]
 def _encoded_table(layout: ArrayLayout, cut: Cut, rows: IntArray, out_shape: tuple[int, ...]) -> EncodedChunks:
     """Describe the encoded chunks ``rows``."""
     pieces, boxes = cut.pieces, cut.boxes
-    nbytes = np.full(len(rows), layout.chunk_nbytes)
+    nbytes = np.broadcast_to(layout.chunk_shapes(cut.chunks[rows]).prod(axis=-1) * layout.dtype.itemsize, len(rows))
     count = boxes.gather(pieces, "count")
     elements = np.concatenate([[0], np.cumsum(count.prod(axis=1))])
     wanted = elements[boxes.bounds[rows + 1]] - elements[boxes.bounds[rows]]
@@ -187,6 +188,6 @@ def _encoded_table(layout: ArrayLayout, cut: Cut, rows: IntArray, out_shape: tup
     to = dest_strides(out_shape)
     sign = boxes.gather(pieces, "sign", first_box)
     count = count[first_box]
-    direct &= ((count == 1) | (to * sign == element_strides(layout))).all(axis=1)
+    direct &= ((count == 1) | (to * sign == element_strides(layout, cut.chunks[rows]))).all(axis=1)
     dest = (boxes.gather(pieces, "dest", first_box) * to).sum(axis=1)
     return EncodedChunks(chunk_row=rows, nbytes=nbytes, wanted=wanted, direct=direct, dest=dest)

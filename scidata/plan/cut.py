@@ -46,9 +46,15 @@ def slice_of(first: int, count: int, sign: int) -> slice:
     return slice(first, stop if stop >= 0 else None, -1)
 
 
-def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
-    """Cut the segments of one dimension at the chunk edges."""
-    if len(segments) == 1 and (one := _one_piece(segments[0], size, chunk)) is not None:
+def chunk_of(rows: IntArray, grid: int | IntArray) -> IntArray:
+    """Return which chunk holds each row; ``grid``: see :meth:`ArrayLayout.chunk_grid`."""
+    return rows // grid if isinstance(grid, int) else np.searchsorted(grid, rows, side="right") - 1
+
+
+def cut_dim(segments: Sequence[Segment], size: int, grid: int | IntArray) -> DimPieces:
+    """Cut the segments of one dimension at the chunk edges; ``grid``: see :meth:`ArrayLayout.chunk_grid`."""
+    chunk = grid if isinstance(grid, int) else int(np.diff(grid).max())
+    if isinstance(grid, int) and len(segments) == 1 and (one := _one_piece(segments[0], size, chunk)) is not None:
         return one
     table = segment_table(segments)
     table = table[table[:, 1] > 0]
@@ -60,21 +66,27 @@ def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
         i = int(np.flatnonzero(bad)[0])
         raise ConfigError(f"segment {table[i].tolist()} (start, count, step, offset) does not fit {size} rows")
     sign, step = np.sign(step), np.abs(step)
-    coordinate = low // chunk
-    if (coordinate == high // chunk).all():  # each segment in one chunk
+    coordinate, end = chunk_of(low, grid), chunk_of(high, grid)
+    if (coordinate == end).all():  # each segment in one chunk
         first, stop = np.zeros_like(count), count
     else:
         sparse = step >= chunk  # then every row has its own chunk, and chunks in between have none
-        num = np.where(sparse, count, high // chunk - coordinate + 1)
+        num = np.where(sparse, count, end - coordinate + 1)
         segment = np.repeat(np.arange(len(table)), num)
         within = np.arange(int(num.sum())) - (np.cumsum(num) - num)[segment]
         low, count, step, sign, offset = (a[segment] for a in (low, count, step, sign, offset))
         sparse = sparse[segment]
-        coordinate = np.where(sparse, low + within * step, (low // chunk + within) * chunk) // chunk
-        first = np.where(sparse, within, np.maximum(0, -((low - coordinate * chunk) // step)))
-        stop = np.where(sparse, within + 1, np.minimum(count, -((low - (coordinate + 1) * chunk) // step)))
+        coordinate = np.where(
+            sparse, chunk_of(low + np.where(sparse, within * step, 0), grid), coordinate[segment] + within
+        )
+        first = np.where(sparse, within, np.maximum(0, -((low - _begin_of(coordinate, grid)) // step)))
+        stop = np.where(sparse, within + 1, np.minimum(count, -((low - _begin_of(coordinate + 1, grid)) // step)))
+        if not isinstance(grid, int) and not (some := stop > first).all():  # steps pass over small chunks
+            coordinate, first, stop, low, count, step, sign, offset = (
+                a[some] for a in (coordinate, first, stop, low, count, step, sign, offset)
+            )
     pieces = {
-        "start": low + first * step - coordinate * chunk,
+        "start": low + first * step - _begin_of(coordinate, grid),
         "count": stop - first,
         "step": step,
         "dest": np.where(sign > 0, offset + first, offset + count - 1 - first),
@@ -86,6 +98,10 @@ def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
     next_chunk = np.ones(len(coordinate), np.bool_)
     next_chunk[1:] = coordinate[1:] != coordinate[:-1]
     return DimPieces(**pieces, chunk_row=np.cumsum(next_chunk) - 1, chunks=coordinate[next_chunk])
+
+
+def _begin_of(chunks: IntArray, grid: int | IntArray) -> IntArray:
+    return chunks * grid if isinstance(grid, int) else grid[chunks]
 
 
 def _one_piece(s: Segment, size: int, chunk: int) -> DimPieces | None:
@@ -228,6 +244,8 @@ class Cuts:
             )
         at_start = Origin(chunk=(0,) * len(selection), row=(0,) * len(selection))
         dims = range(len(selection)) if self._dims is None else self._dims
+        if layout.edges:  # chunks further on are others
+            return _make_cut(layout, selection), at_start
         key: list[Hashable] = [layout.geometry]
         places: list[_Place] = []
         for dim in dims:
@@ -258,7 +276,8 @@ class Cuts:
 def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
     _check_number(layout, math.prod(map(_least_chunks, selection, layout.shape, layout.chunks)))
     try:
-        pieces = tuple(cut_dim(*dim) for dim in zip(selection, layout.shape, layout.chunks, strict=True))
+        grids = map(layout.chunk_grid, range(len(selection)))
+        pieces = tuple(cut_dim(*dim) for dim in zip(selection, layout.shape, grids, strict=True))
         _check_number(layout, math.prod(len(p.chunks) for p in pieces))
         return Cut(
             pieces=pieces,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scidata.core.types import ArrayLayout, BoolArray, IntArray
-from scidata.plan.cut import Boxes, DimPieces
+from scidata.plan.cut import Cut
 
 #: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
 #: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured). A request to S3 takes as much CPU
@@ -80,13 +80,16 @@ class Reads:
     bounds: IntArray
 
 
-def element_strides(layout: ArrayLayout) -> IntArray:
-    """Return the strides of a chunk in elements, by logical dimension."""
-    strides = np.ones(len(layout.chunks), np.int64)
-    step = 1
+def element_strides(layout: ArrayLayout, chunks: IntArray) -> IntArray:
+    """Return the strides in elements, by logical dimension, of some chunks, or of all where they are alike.
+
+    As :meth:`ArrayLayout.chunk_shapes` returns their shapes.
+    """
+    shapes = layout.chunk_shapes(chunks)
+    strides, step = np.ones_like(shapes), np.ones(shapes.shape[:-1], np.int64)
     for dim in reversed(layout.axis_order):
-        strides[dim] = step
-        step *= layout.chunks[dim]
+        strides[..., dim] = step
+        step = step * shapes[..., dim]
     return strides
 
 
@@ -97,19 +100,18 @@ def dest_strides(out_shape: Sequence[int]) -> IntArray:
 
 def make_spans(
     layout: ArrayLayout,
-    pieces: Sequence[DimPieces],
-    boxes: Boxes,
+    cut: Cut,
     rows: IntArray,
     out_shape: Sequence[int],
     max_gap: int,
 ) -> Spans:
     """Split the boxes ``rows`` into spans."""
-    item = layout.dtype.itemsize
+    pieces, boxes, item = cut.pieces, cut.boxes, layout.dtype.itemsize
     ndim = len(layout.shape)
     start, count, step, dest, sign = (
         boxes.gather(pieces, name, rows) for name in ("start", "count", "step", "dest", "sign")
     )
-    strides = element_strides(layout) * item
+    strides = element_strides(layout, cut.chunks[boxes.chunk_row[rows]]) * item
     pitch = strides * step
     origin = (start * strides).sum(axis=1)
     to = dest_strides(out_shape)

@@ -151,7 +151,7 @@ class Context:
 
     def _make_box_strides(self) -> tuple[IntArray, IntArray]:
         plan = self.plan
-        strides = element_strides(self.layout) * self.item
+        strides = element_strides(self.layout, plan.cut.chunks[plan.boxes.chunk_row]) * self.item
         to = dest_strides(plan.out_shape) * self.out_item
         return strides * plan.boxes.gather(plan.pieces, "step"), to * plan.boxes.gather(plan.pieces, "sign")
 

@@ -102,7 +102,7 @@ class Alike:
         self._relative = tuple((refs.offset - refs.offset[0]).tolist())
         self._first = int(refs.offset[0])
         self._raw: list[int] | None = None if plan.span_reads is None else plan.span_reads.offset.tolist()
-        self._strides: list[int] = (element_strides(plan.layout) * plan.layout.dtype.itemsize).tolist()
+        self._strides: list[int] = (element_strides(plan.layout, plan.chunks) * plan.layout.dtype.itemsize).tolist()
         num = len(self._numbers)
         self._most, self._zeros = largest_encoded(plan.layout.chunk_nbytes), (0,) * num
         self._size = plan.layout.chunk_nbytes  # of raw chunks
@@ -116,7 +116,7 @@ class Alike:
         refs = plan.refs
         if refs is None or plan.remote or not 0 < plan.num_chunks <= _FEW or len(plan.absent):
             return None
-        if refs.skipped_codecs is not None or refs.checksums is not None:
+        if refs.skipped_codecs is not None or refs.checksums is not None or plan.layout.edges:
             return None
         nbytes, sizes = plan.layout.chunk_nbytes, refs.nbytes.tolist()
         least, most = (nbytes, nbytes) if plan.span_reads is not None else (0, largest_encoded(nbytes))

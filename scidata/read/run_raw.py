@@ -107,12 +107,13 @@ class RawRun:
     def _check_sizes(self, places: Places) -> None:
         """Check the sizes of raw chunks; once for a pattern, of which they are a part."""
         context, rows = self._context, np.unique(self._chunk)
-        expected = context.layout.chunk_nbytes
+        shapes = context.layout.chunk_shapes(context.plan.cut.chunks[rows])
         found = context.refs.nbytes[rows]
+        expected = np.broadcast_to(shapes.prod(axis=-1) * context.item, len(found))
         for i in np.flatnonzero(found != expected)[:1].tolist():
-            kind = ShortReadError if found[i] < expected else CorruptDataError
+            kind = ShortReadError if found[i] < expected[i] else CorruptDataError
             raise kind(
-                f"{places.where(int(rows[i]))}: it has {found[i]} bytes, but {expected} were expected; "
+                f"{places.where(int(rows[i]))}: it has {found[i]} bytes, but {expected[i]} were expected; "
                 "the file is damaged: copy or write it again"
             )
 

@@ -32,7 +32,7 @@ _WORTH = 1.1  # times the whole that the ranks of a node would decode, each by i
 
 def is_worth_sharing(shares: NodeShares, layout: ArrayLayout, source: Source) -> bool:
     """Whether the ranks of a node would decode the same of an array more than once, each by itself."""
-    if shares.sample_dim not in layout.dims or not must_decode(layout):
+    if shares.sample_dim not in layout.dims or not must_decode(layout) or layout.edges:
         return False
     return shares.times_decoded(layout, source) > _WORTH
 

@@ -119,7 +119,7 @@ class ChunkLocator(Locator):
     def finder(self, record: ArrayRecord) -> FindChunk | None:
         """Return the function that finds one chunk of a local store, and opens its file: it is read next."""
         tree, grid, expected = self._tree, record.layout.num_chunks, record.fixed_nbytes
-        if not isinstance(tree, LocalTree) or record.layout.fallback:
+        if not isinstance(tree, LocalTree) or record.layout.fallback or record.layout.edges:
             return None
         if record.index is not None:
             return functools.partial(self._find_inside, record)
@@ -155,7 +155,7 @@ class ChunkLocator(Locator):
 
     def expect(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
         """Name the files of chunks; only those that are not there, as is known, are absent."""
-        if record.index is not None or not self._tree.reads_tell or len(chunks) > _MAX_FILES:
+        if record.index is not None or record.layout.edges or not self._tree.reads_tell or len(chunks) > _MAX_FILES:
             return self.locate(record, chunks)
         coordinates = checked_coordinates(record, chunks)
         sizes = self._known_sizes(record, flattened(coordinates, record.num_files))

@@ -56,7 +56,12 @@ class ArrayRecord:
     @cached_property
     def num_files(self) -> tuple[int, ...]:
         """Number of files along each dimension."""
-        return tuple(-(-n // c) for n, c in zip(self.layout.shape, self.file_shape, strict=True))
+        shards = self.layout.shards
+        return (
+            tuple(-(-n // c) for n, c in zip(self.layout.shape, shards, strict=True))
+            if shards
+            else self.layout.num_chunks
+        )
 
     @cached_property
     def per_file(self) -> tuple[int, ...]:
@@ -66,7 +71,7 @@ class ArrayRecord:
     @cached_property
     def fixed_nbytes(self) -> int | None:
         """Encoded size of every chunk where the codecs leave no choice, else None."""
-        if self.layout.fallback or any(c.name not in _ADDED_BYTES for c in self.layout.codecs):
+        if self.layout.fallback or self.layout.edges or any(c.name not in _ADDED_BYTES for c in self.layout.codecs):
             return None
         return self.layout.chunk_nbytes + sum(_ADDED_BYTES[c.name] for c in self.layout.codecs)
 
@@ -271,22 +276,35 @@ def _key_encoding(meta: Mapping[str, object], where: str) -> tuple[str, str]:
     return separator, "c" if name == "default" else ""
 
 
-def _regular(config: Mapping[str, object], shape: tuple[int, ...]) -> list[object] | None:
-    """Return the chunk shape of a rectilinear grid whose chunks are all alike; None where they differ."""
-    given, found = config.get("chunk_shapes"), list[object]()
-    if not isinstance(given, list) or len(given) != len(shape):
-        return None
-    for each, size in zip(given, shape, strict=True):
-        runs = (
-            [run if isinstance(run, list) and len(run) == 2 else [run, 1] for run in each]
-            if isinstance(each, list)
-            else []
-        )
-        alike = len({str(run[0]) for run in runs}) == 1 and all(isinstance(n, int) for run in runs for n in run)
-        if isinstance(each, list) and not (alike and sum(run[0] * run[1] for run in runs) == size):
-            return None
-        found.append(runs[0][0] if runs else each)
-    return found
+def _rectilinear(shapes: object, shape: tuple[int, ...], where: str) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """Return the largest chunk of each dimension, and the edges of chunks as in :class:`ArrayLayout`.
+
+    ``shapes``: of each dimension the size of all chunks, or their sizes in turn, some as [size, how many].
+    """
+    if not isinstance(shapes, list) or len(shapes) != len(shape):
+        raise UnsupportedFormatError(f"{where}: chunk_shapes {shapes!r} must have an entry for each of {shape}")
+    largest, edges = list[int](), list[tuple[int, ...]]()
+    for given, size in zip(shapes, shape, strict=True):
+        runs = given if isinstance(given, list) else [given]
+        runs = [run if isinstance(run, list) else [run, 1] for run in runs]
+        if not runs or any(len(run) != 2 for run in runs):
+            raise UnsupportedFormatError(
+                f"{where}: chunk_shapes {given!r} are no sizes, and no pairs of size and count"
+            )
+        pairs = np.array([_sizes(run, "chunk_shapes", where, least=1) for run in runs], np.int64)
+        largest.append(int(pairs[:, 0].max()))
+        if not isinstance(given, list):
+            edges.append(())
+            continue
+        if pairs[:, 1].sum() > max(size, 1):  # as many chunks as rows at most
+            raise UnsupportedFormatError(f"{where}: chunk_shapes {given!r} are more chunks than {size} rows")
+        ends = np.cumsum(np.repeat(pairs[:, 0], pairs[:, 1]))
+        if ends[-1] < size:
+            raise UnsupportedFormatError(f"{where}: chunk_shapes {given!r} hold {ends[-1]} rows of {size}")
+        used = ends[: np.searchsorted(ends, size) + 1] if size else ends[:0]  # chunks past the end hold nothing
+        alike = len(set(pairs[:, 0].tolist())) == 1
+        edges.append(() if alike else (0, *used.tolist()))
+    return largest, tuple(edges) if any(edges) else ()
 
 
 def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) -> ArrayRecord:
@@ -300,12 +318,11 @@ def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) 
     dtype = dtype_v3(meta.get("data_type"), where)
     shape = _sizes(meta.get("shape"), "shape", where, least=0)
     grid, config = check_named(meta.get("chunk_grid"), "chunk_grid", where)
-    given = _regular(config, shape) if grid == "rectilinear" else config.get("chunk_shape")
-    if grid not in ("regular", "rectilinear") or given is None:
-        hint = (
-            "; its chunks differ in size, which is not read: write it with chunks of one size" if given is None else ""
-        )
-        raise UnsupportedFormatError(f"{where}: chunk grid {grid!r} is not regular{hint}")
+    if grid not in ("regular", "rectilinear"):
+        raise UnsupportedFormatError(f"{where}: chunk grid {grid!r} is neither regular nor rectilinear")
+    given, edges = config.get("chunk_shape"), tuple[tuple[int, ...], ...]()
+    if grid == "rectilinear":
+        given, edges = _rectilinear(config.get("chunk_shapes"), shape, where)
     outer = _sizes(given, "chunk_shape", where, least=1, ndim=len(shape))
     entries = meta.get("codecs")
     if not isinstance(entries, list) or not entries:
@@ -317,6 +334,11 @@ def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) 
         chain, chunks = chain_v3(entries, len(shape), dtype.itemsize, where, dtype), outer
     if chain.odd:  # the plan then names boxes, and locate() whole files
         chain, chunks, index = replace(chain, axis_order=tuple(range(len(shape)))), outer, None
+    if edges and (chain.odd or index is not None):
+        odd = "shards" if index is not None else f"codecs {list(chain.odd)}"
+        raise UnsupportedFormatError(
+            f"{where}: chunks that differ in size, in {odd}; write it without, or in chunks alike"
+        )
     _check_chunk(chunks, dtype, where)
     dtype = np.dtype(chain.endian + dtype.str[1:] if dtype.itemsize > 1 else dtype)
     separator, key_start = _key_encoding(meta, where)
@@ -341,6 +363,7 @@ def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) 
         fill_value=fill_value_of(meta.get("fill_value"), dtype, where),
         attributes=attributes,
         fallback=bool(chain.odd),
+        edges=edges,
     )
     return ArrayRecord(layout=layout, prefix=prefix, separator=separator, key_start=key_start, index=index)
 

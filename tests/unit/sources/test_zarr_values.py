@@ -5,14 +5,24 @@ The arrays are written by the installed zarr-python as they are stored; then the
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
+from dataclasses import replace
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
+from google_crc32c import value as crc32c
 
 import scidata
-from scidata.errors import CorruptDataError, UnsupportedFormatError
+from scidata.core.options import ReadOptions
+from scidata.core.types import Segment
+from scidata.errors import CorruptDataError, ShortReadError, UnsupportedFormatError
+from scidata.grids.reader import GridReader
+from scidata.plan.array import plan_array
+from scidata.sources.zarr.source import ZarrSource
 
 
 def _write(path, stored, dtype, codecs, *, endian="little", chunks=(1, 4, 5), shards=None, grid=None):
@@ -94,8 +104,97 @@ def test_chunks_of_one_size_by_another_name(tmp_path):
         grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": shapes}}
         _write(tmp_path, STORED, "int16", [], chunks=chunks, grid=grid)
         assert np.array_equal(_read(tmp_path), STORED)
-    for shapes in ([[1, 3], 4, 5], [[2, 2], 4], "all", [[2], 4, 5], [[], 4, 5], [[[2, "x"]], 4, 5]):
+    wrong = [([[2, 2], 4], "an entry for each"), ("all", "an entry for each"), ([[2], 4, 5], "hold 2 rows of 4")]
+    wrong += [([[], 4, 5], "no sizes"), ([[[2, "x"]], 4, 5], "integers"), ([[1, 0, 3], 4, 5], "below 1")]
+    wrong += [([[[1, 10**9]], 4, 5], "more chunks than 4 rows"), ([[[3, 1, 1]], 4, 5], "no pairs")]
+    for shapes, message in wrong:
         grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": shapes}}
         _write(tmp_path, STORED, "int16", [], grid=grid)
-        with pytest.raises(UnsupportedFormatError, match=r"'rectilinear' is not regular; its chunks differ in size"):
+        with pytest.raises(UnsupportedFormatError, match=message):
             _read(tmp_path)
+
+
+_GZIP = {"name": "gzip", "configuration": {"level": 1}}
+_BLOSC = {"cname": "lz4", "clevel": 1, "shuffle": "shuffle", "typesize": 4, "blocksize": 64}
+_ENCODERS = {
+    "raw": ([], bytes),
+    "gzip": ([_GZIP], lambda b: gzip.compress(b, 1)),
+    "blosc": ([{"name": "blosc", "configuration": _BLOSC}], numcodecs.Blosc("lz4", 1, 1, 64).encode),
+    "crc32c": ([{"name": "crc32c"}], lambda b: b + crc32c(b).to_bytes(4, "little")),
+}
+
+
+def _write_unlike(path, values, sizes, codec, *, order=None):
+    """Write chunks of these sizes as the specification has them; the last ones reach past the end."""
+    entries, encode = _ENCODERS[codec]
+    turn = [] if order is None else [{"name": "transpose", "configuration": {"order": order}}]
+    grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": sizes}}
+    meta = {
+        "zarr_format": 3, "node_type": "array", "shape": values.shape, "data_type": "float32", "chunk_grid": grid,
+        "chunk_key_encoding": {"name": "default"}, "fill_value": 0, "dimension_names": ["time", "lat", "lon"],
+        "codecs": [*turn, {"name": "bytes", "configuration": {"endian": "little"}}, *entries],
+    }  # fmt: skip
+    (path / "x").mkdir(parents=True, exist_ok=True)
+    (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    (path / "x" / "zarr.json").write_text(json.dumps(meta))
+    sizes = [s if isinstance(s, list) else [s] * -(-n // s) for s, n in zip(sizes, values.shape, strict=True)]
+    for place in itertools.product(*[range(len(s)) for s in sizes]):
+        begins = [sum(s[:k]) for s, k in zip(sizes, place, strict=True)]
+        chunk = np.full([s[k] for s, k in zip(sizes, place, strict=True)], 7, "<f4")
+        part = values[tuple(slice(b, b + n) for b, n in zip(begins, chunk.shape, strict=True))]
+        chunk[tuple(map(slice, part.shape))] = part
+        file = path / "x" / "c" / "/".join(map(str, place))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(encode(np.ascontiguousarray(chunk.transpose(order or (0, 1, 2))).tobytes()))
+
+
+def _random_sizes(rng, num):
+    if rng.random() < 0.2:
+        return int(rng.integers(1, num + 1))
+    cuts = np.unique(rng.integers(1, num, int(rng.integers(1, 5))))
+    return np.diff([0, *cuts, num + int(rng.integers(0, 3))]).tolist()
+
+
+@pytest.mark.parametrize("codec", _ENCODERS)
+def test_chunks_that_differ_in_size(tmp_path, codec):
+    rng = np.random.default_rng(3)
+    for case in range(4):
+        values = rng.normal(size=(9, 17, 23)).astype("f4")
+        sizes = [_random_sizes(rng, n) for n in values.shape]
+        order = [None, [2, 1, 0], [1, 2, 0], [0, 2, 1]][case]
+        path = tmp_path / str(case)
+        _write_unlike(path, values, sizes, codec, order=order)
+        assert np.array_equal(_read(path), values), sizes
+        crop = {"lat": slice(16, 2, -3), "lon": sorted(rng.choice(23, 7, replace=False).tolist())}
+        assert np.array_equal(_read(path, isel=crop), values[:, 16:2:-3][..., crop["lon"]]), sizes
+        ways = ReadOptions(sample_dim="time", steps=(0, 2), shard={"lat": "domain"}, halo={"lat": 2})
+        for bounds in ("even", "chunk"):
+            reader = GridReader(path, replace(ways, bounds=bounds), axis_sizes={"domain": 3})
+            at = reader.partition.bounds["lat"].tolist()
+            for index, rank in itertools.product((0, 3, 6), range(3)):
+                place = {"domain": rank}
+                found = {name: np.empty(x.shape, x.dtype) for name, x in reader.buffer_specs(place).items()}
+                stats = reader.read_into(index, found, place)
+                rows = slice(max(0, at[rank] - 2), at[rank + 1] + 2)
+                expected = values[[index, index + 2], rows if at[rank] < at[rank + 1] else slice(0)]
+                assert np.array_equal(found["x"].reshape(expected.shape), expected), (sizes, bounds, index, rank)
+                assert codec == "raw" or stats.bytes_decoded >= expected.nbytes
+        loader = scidata.DataLoader(scidata.open_dataset(path, sample_dim="time"), shuffle="blocks", batch_size=2)
+        drawn = sorted(float(v) for batch in loader for v in batch["x"][:, 3, 4])
+        assert drawn == sorted(values[:, 3, 4].tolist())
+
+
+def test_only_chunks_that_hold_a_row_are_read(tmp_path):
+    values = np.arange(9 * 17 * 23, dtype="f4").reshape(9, 17, 23)
+    _write_unlike(tmp_path, values, [1, [5, 7, 6], [20, 3]], "raw")
+    layout = (source := ZarrSource(str(tmp_path))).arrays["x"]
+    selection = ((Segment(start=2, count=1),), (Segment(start=1, count=3, step=6),), (Segment(start=19, count=2),))
+    plan = plan_array(layout, selection, source.locate, out_shape=(1, 3, 2))
+    assert plan.chunks.tolist() == [[2, k, j] for k in range(3) for j in range(2)]
+    assert plan.bytes_wanted == plan.bytes_fetched == 24
+    assert layout.num_chunks == (9, 3, 2)
+    ways = ReadOptions(sample_dim="time", shard={"lat": "domain"}, bounds="chunk")
+    assert GridReader(tmp_path, ways, axis_sizes={"domain": 3}).partition.bounds["lat"].tolist() == [0, 5, 12, 17]
+    (tmp_path / "x/c/2/1/0").write_bytes(b"short")
+    with pytest.raises(ShortReadError, match=r"chunk \(2, 1, 0\): it has 5 bytes, but 560 were expected"):
+        _read(tmp_path)

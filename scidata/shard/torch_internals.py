@@ -17,7 +17,7 @@ The first model parallelized has ``torch.compile`` look whether it is given one
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial, wraps
 from inspect import unwrap
@@ -265,12 +265,44 @@ def is_accumulated(node: Node) -> bool:
 
     False where ``torch.autograd.grad`` captures it. Public hooks are called in both cases.
     """
-    while node.next_functions and (behind := node.next_functions[0][0]) is not None:
-        node = behind  # a leaf that is a DTensor is seen through its local part
+    node = _first_leaf(node)
     try:
-        return bool(torch._C._will_engine_execute_node(node))
+        return node in _accumulated or bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch's answer for a leaf that is captured
         return False
+
+
+def _first_leaf(node: Node) -> Node:
+    while node.next_functions and (behind := node.next_functions[0][0]) is not None:
+        node = behind  # a leaf that is a DTensor is seen through its local part
+    return node
+
+
+_accumulated: set[Node] = set()
+
+
+@contextmanager
+def accumulating(nodes: Iterable[Node]) -> Iterator[None]:
+    """Have :func:`is_accumulated` say so in a pass inside another, which adds to the leaves behind these nodes."""
+    new = {*map(_first_leaf, nodes)} - _accumulated
+    _accumulated.update(new)
+    try:
+        yield
+    finally:
+        _accumulated.difference_update(new)
+
+
+def is_needed(node: Node) -> bool:
+    """Whether the pass that runs computes the gradient that goes to this node, to add it to a leaf or to return it."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        return True
+
+
+def keeps_graph() -> bool:
+    """Whether the pass that runs was asked to keep what another would need (``retain_graph``)."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def is_looked_at(x: Tensor) -> bool:

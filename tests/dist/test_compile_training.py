@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import scidata
 from scidata.device_mesh import axis_rank, init_mesh
 from scidata.shard.compile import regions_of
-from scidata.testing import run_ranks
+from scidata.testing import RankError, run_ranks
 from tests.dist._checks import asked_for, failures
 from tests.dist._training import Block, Model, adam, loss_of, part_of, sample, whole
 
@@ -269,6 +269,49 @@ def gradient_penalty(mesh):
     trains(mesh, pair(mesh), run, expected=0)
 
 
+def penalised(loss, x, model):
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + slope.square().sum()).backward()
+
+
+def with_one_rank_eager(mesh, take, spread, steps=5):
+    """Rank 1 alone has a hook inside, so that it runs the whole eagerly; from the third step on ``take`` is called."""
+
+    def run(model, mesh, index):
+        x = part_of(sample(index), mesh).requires_grad_()
+        rows, pooled = model(x)
+        loss = (rows**2).mean() + (pooled**2).sum() * (index % 2)
+        loss.backward() if index < 2 else take(loss, x, model)
+        return loss.detach() if x.grad is None else loss.detach() + x.grad.full_tensor().sum()
+
+    torch.manual_seed(0)
+    eager = Small()
+    compiled = scidata.compile(spread(copy.deepcopy(eager), mesh), backend="aot_eager")
+    if mesh.get_rank() == 1:
+        compiled.head.register_forward_hook(lambda *_: None)
+    trains(mesh, (spread(eager, mesh), compiled), run, steps=steps, expected=mesh.get_rank() != 1)
+    return partial(run, compiled, mesh, steps)
+
+
+def ranks_meet(mesh):
+    """A rank with a graph sends what an eager one does, whatever a backward pass asks for."""
+
+    def of_argument(loss, x, model):
+        torch.autograd.grad(loss, x)[0].square().sum()
+
+    def of_parameters(loss, x, model):
+        for p, grad in zip(used := [*model.head.parameters()], torch.autograd.grad(loss, used), strict=True):
+            p.grad = grad
+
+    def some(loss, x, model):
+        loss.backward(inputs=[x, model.embed.weight])
+
+    with_one_rank_eager(mesh, penalised, scidata.parallelize)
+    for take in (lambda loss, *_: loss.backward(), of_argument, of_parameters, some):
+        with_one_rank_eager(mesh, take, scidata.parallelize)
+        with_one_rank_eager(mesh, take, lambda model, mesh: model)
+
+
 def autograd_grad(mesh):
     def run(model, mesh, index):
         loss = loss_of(model, part_of(sample(index), mesh))
@@ -442,7 +485,8 @@ def arguments_of_one_another(mesh):
 
 ON_TWO = [
     overlap, accumulation, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
-    checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, autograd_grad,
+    checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, ranks_meet,
+    autograd_grad,
     backward_twice, functional_call, two_forwards, one_output, arguments_of_one_another, frozen, saved_and_loaded,
     hooks_fire, gradients_of_parameters_inside,
 ]  # fmt: skip
@@ -476,3 +520,12 @@ def test_on_two_ranks(failed_on_two, each):
 def test_on_dp_by_domain(num_ranks, chosen):
     for failed in run_ranks(failures, num_ranks, MESH, chosen, timeout=240):
         assert not failed, "\n".join(failed.values())
+
+
+def ranks_that_do_not_meet(rank, num_ranks):
+    with_one_rank_eager(MESH(), penalised, lambda model, mesh: model, steps=2)()
+
+
+def test_differentiated_sums_of_a_rank_that_is_eager_alone_are_refused_at_once():
+    with pytest.raises(RankError, match="of Small, which some of ranks 0, 1 run by a compiled graph"):
+        run_ranks(ranks_that_do_not_meet, 2, timeout=60)

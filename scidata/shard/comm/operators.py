@@ -60,16 +60,19 @@ class Calls:
     expected: dict[int, Tensor] = field(default_factory=dict)
     # of all. Each call has a number of its own, so that a compiler does not make one of two that are alike
     num: int = 0
+    results: list[Tensor] = field(default_factory=list)  # copies of what all calls give, as code may write to that
     _num_of_integers: int = 0
 
     def clear(self) -> None:
         """Begin again."""
         self.num = self._num_of_integers = 0
         self.expected.clear()
+        self.results.clear()
 
     def result(self, name: str, x: Tensor, found: Tensor) -> Tensor:
         """Return what a call gives: a tensor without values, or where it is of constants what it gave before."""
         number, self.num = self.num, self.num + 1
+        self.results.append(found.clone())
         if x.is_floating_point() or x.is_complex():
             return found
         place, self._num_of_integers = self._num_of_integers, self._num_of_integers + 1
@@ -149,11 +152,6 @@ def _held(by_thread: dict[int, _T], value: _T) -> Iterator[None]:
 def remember(group: dist.ProcessGroup) -> None:
     """Let operators find the group by its name."""
     _groups[group.group_name] = group
-
-
-def group_of(name: str) -> dist.ProcessGroup | None:
-    """Return the group of a name, where an operator in a graph has it."""
-    return _groups.get(name)
 
 
 def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P, Tensor]], Callable[_P, Tensor]]:

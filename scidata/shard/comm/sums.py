@@ -24,7 +24,7 @@ from torch.autograd.graph import Node
 
 from scidata.errors import ConfigError
 from scidata.shard.comm.functions import call, linear, linear_together
-from scidata.shard.comm.operators import is_capturing, remember
+from scidata.shard.comm.operators import is_capturing
 from scidata.shard.comm.transport import Group, group_size, reduce
 from scidata.shard.torch_internals import is_accumulated, is_looked_at
 
@@ -184,9 +184,6 @@ class _ReplicateDeferred(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        if is_capturing():  # whoever runs the graph looks where its gradients go
-            for group in ctx.groups:
-                remember(group)
         if is_capturing() or is_accumulated(ctx.leaf or ctx):
             return grad * math.prod(group_size(group) for group in ctx.groups), None, None
         # the gradient goes to autograd.grad: nobody averages it

@@ -19,9 +19,9 @@ from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.attention.algorithms import chosen_by_user
-from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import OtherValuesError, expecting, tapes, telling
 from scidata.shard.comm.operators import noting as keep
+from scidata.shard.compile.backward import ranks_of, tell_ranks, watch_results
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
 from scidata.shard.compile.reach import EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
@@ -94,20 +94,32 @@ class Region:
         self._ran: dict[int, CodeType] = {}  # of the first call
         self._values: Values | None = None  # where integers among the arguments are constants of graphs
         self._notes: dict[Any, list[tuple[str, torch.Tensor]]] = {}  # by key: of eager calls
-        self._is_differentiated = False  # gradients of calls that read integers
+        self._is_differentiated = False
         self._num_new = 0  # calls of integers that no graph is of, one after the other
         self._num_others = 0  # calls whose ranks held other integers than a graph takes for granted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, or function, by a graph where there is one."""
         if self.reason or FALLBACKS or has_function_mode() or is_in_a_mode() or is_transforming() or has_dual_level():
-            return self._call(*args, **kwargs)
+            return self._plainly(self._call, args, kwargs)
         if has_global_hooks() or get_ident() in tapes:
-            return self._call(*args, **kwargs)
+            return self._plainly(self._call, args, kwargs)
         with _running():
             if self._module is not None and has_hooks(self._module):
                 return self._with_hooks(args, kwargs)
             return self._run(self._call, args, kwargs)
+
+    def _plainly(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a call without a graph; where gradients of the first are differentiated, later ones are run so, too."""
+        result = call(*args, **kwargs)
+        if torch.is_grad_enabled() and (ranks := ranks_of((args, kwargs))):
+
+            def tell() -> None:
+                self._is_differentiated |= not self.captured
+                tell_ranks(self.name, ranks, "without a graph")
+
+            watch_results(result, tell)
+        return result
 
     def _with_hooks(self, args: Any, kwargs: Any) -> Any:
         """Call a module's own hooks, and the graph in place of its forward."""
@@ -134,7 +146,7 @@ class Region:
         key = tree, *[leaf.key for leaf in leaves], *what, aliases_of([x for leaf in leaves for x in leaf.tensors])
         all_leaves = leaves
         if self._is_differentiated:
-            return self._eagerly(call, args, kwargs, "gradients are differentiated, and integers may differ by rank")
+            return self._eagerly(call, args, kwargs, "its gradients are differentiated (create_graph=True)")
         if self._values is not None:
             key = (*key, *self._values.key(leaves))
             leaves = [leaf.by_value(keeps=False) for leaf in leaves]
@@ -148,19 +160,20 @@ class Region:
             self._num_uses[key] = self._num_uses.get(key, 0) + 1
             if self._num_uses[key] > _MOST_USES:
                 self._tell("calls are run eagerly whose losses use now some of its results, and now others")
-                return call(*args, **kwargs)
+                return self._plainly(call, args, kwargs)
             group.remove(captured)
         if sum(map(len, self.captured.values())) >= self._options.limit:
             self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
-            return call(*args, **kwargs)
+            return self._plainly(call, args, kwargs)
         with _capture_alone() as is_alone:
             if not is_alone:
-                return call(*args, **kwargs)
+                return self._plainly(call, args, kwargs)
             try:
                 made = self._captured(key, call, flat, all_leaves, tree, captured)
             except NotCapturedError as e:
                 made, reason, is_effect = None, str(e), isinstance(e, EffectError)
         if made is not None:
+            made.again.name, made.again.ranks = self.name, ranks_of(flat)
             self.captured.setdefault(key, group).append(made)
             return self._by_graph(made, leaves, call, args, kwargs)
         if self._values is None and not is_effect and any(leaf.by_value(keeps=False).is_fixed for leaf in leaves):
@@ -172,9 +185,8 @@ class Region:
         """Run the first call of a key eagerly, and note what its capture needs."""
         known: list[tuple[str, torch.Tensor]] = []
         with nullcontext() if self._ran else noting(self._ran), nullcontext() if self._values is None else keep(known):
-            result = call(*args, **kwargs)
+            result = self._plainly(call, args, kwargs)
         if self._values is not None:
-            self._watch_gradients(result)
             self._num_new += 1
             if self._num_new > _MOST_SEEN:
                 self._open("integers among its arguments, whose values it reads, differ from call to call")
@@ -182,17 +194,6 @@ class Region:
             if len(self._notes) > _MOST_NOTES:
                 del self._notes[next(iter(self._notes))]
         return result
-
-    def _watch_gradients(self, result: Any) -> None:
-        """Stay eager where gradients of results are differentiated: ranks with other integers have to do it alike."""
-
-        def look(grad: torch.Tensor) -> None:
-            self._is_differentiated |= torch.is_grad_enabled()
-
-        for x in tree_flatten(result)[0]:
-            part = x.local if isinstance(x, ShardBase) else x
-            if isinstance(part, torch.Tensor) and part.requires_grad:
-                part.register_hook(look)  # type: ignore[no-untyped-call]
 
     def _by_graph(
         self, captured: Captured, leaves: Sequence[Leaf], call: Callable[..., Any], args: Any, kwargs: Any
@@ -210,7 +211,7 @@ class Region:
             for source, state in drawn:
                 source.set_rng_state(state)
         with telling(results):
-            result = call(*args, **kwargs)
+            result = self._plainly(call, args, kwargs)
         self._num_others += 1
         if self._num_others >= _MOST_OTHERS:
             self._open("other ranks' integers changed where this one's did not")
@@ -238,7 +239,7 @@ class Region:
 
     def _eagerly(self, call: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         """Run a call that cannot be captured; one that raises says nothing about others."""
-        result = call(*args, **kwargs)
+        result = self._plainly(call, args, kwargs)
         self._open(reason)
         return result
 

@@ -2,11 +2,14 @@
 
 A graph's backward pass has no derivative of its own, and takes a gradient of every result. So where
 ``create_graph=True`` asks for a derivative, or the loss uses some of the results only, the eager function is run again
-on the same inputs, and autograd goes through that. Gradients that nobody averages are summed here, too.
+on the same inputs, and autograd goes through that; so it does where some gradients only are asked for, as the graph
+sums all. In that run the collectives of the forward pass give what they gave in the graph: what is sent is an eager
+step's, whatever other ranks run.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,13 +19,21 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from scidata.device_mesh.board import record_error
+from scidata.device_mesh.board import common_postings, has_peers, record_error
 from scidata.errors import UnsupportedShardOp
-from scidata.shard.comm.operators import group_of
-from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.base import ShardBase
+from scidata.shard.comm.operators import telling
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import graph_of, results_of_graph, watch_backward
-from scidata.shard.torch_internals import is_accumulated, version_of
+from scidata.shard.torch_internals import (
+    accumulating,
+    backward_pass,
+    is_accumulated,
+    is_needed,
+    keeps_graph,
+    tree_leaves,
+    version_of,
+)
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # no result of a training step depends on them
 
@@ -40,8 +51,10 @@ class Again:
     left_out: Sequence[int]
     unused: Sequence[int] = ()  # places of tensors that require grad, and get none
     draws: bool = False  # whether it draws random numbers
-    differs: bool = False  # whether it has collectives, and other ranks may run it eagerly, as they hold other integers
+    sends: bool = False  # whether its backward graph has collectives
     next_left_out: Sequence[int] | None = None  # other such numbers, by a backward pass since
+    name: str = ""
+    ranks: Sequence[int] = ()  # which make such calls together
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors as the graph gets them: those that get gradients as views, made by :class:`_Inputs`."""
@@ -64,15 +77,17 @@ class Again:
         return [(source, source.get_rng_state()) for source in sources]
 
     def watched(
-        self, results: Sequence[Tensor], inputs: Sequence[Tensor], tensors: Sequence[Tensor]
+        self, results: Sequence[Tensor], told: Sequence[Tensor], inputs: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> Sequence[Tensor]:
         """Return results whose backward graph will be run only where it is right, of the tensors as the graph got them
-        and as they are.
+        and as they are; ``told`` are the results of its collectives.
         """
         node = next(filter(None, map(graph_of, results)), None)
         if node is None or results_of_graph(node) is None:
             return results
         watch_backward(node, self._backward)
+        if (of_inputs := self.inputs_of(node)) is not None:
+            of_inputs.told = told
         found = [*results]
         if self.left_out:
             given = [*[results[i] for i in self.left_out], *[x for x in inputs if x.requires_grad]]
@@ -84,19 +99,27 @@ class Again:
 
     def _backward(self, node: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
         """Return the gradients of a graph's inputs; None where its backward graph shall be run."""
+        inputs = self.inputs_of(node)
         of_results = {i: grads[k] for i, k in (results_of_graph(node) or {}).items()}
         given = {i: grad for i, grad in of_results.items() if grad is not None}
         if len(given) < len(of_results):
             if not given:
                 return (None,) * len(node.next_functions)
             self.next_left_out = [*self.left_out, *(of_results.keys() - given.keys())]
-        elif not torch.is_grad_enabled():
+        elif not torch.is_grad_enabled() and (inputs is None or self._takes_all(inputs)):
             return None
-        inputs = self.inputs_of(node)
         if inputs is None:
             return None
         found = self.gradients(inputs, given)
-        return tuple(found[inputs.trained[k]] if each is inputs else None for each, k in node.next_functions)
+        return tuple(found.get(inputs.trained[k]) if each is inputs else None for each, k in node.next_functions)
+
+    def _takes_all(self, inputs: Any) -> bool:
+        """Whether the pass that runs takes all gradients that the graph sums, and averages those that are put off."""
+        nodes = zip(inputs.trained, inputs.next_functions, strict=False)
+        return all(
+            is_accumulated(node) if i in self.put_off and is_needed(node) else not self.sends or is_needed(node)
+            for i, (node, _) in nodes
+        )
 
     def inputs_of(self, node: Any) -> Any:
         """Return the node of :class:`_Inputs` before this one; None where the call had other inputs."""
@@ -105,14 +128,13 @@ class Again:
     def gradients(self, inputs: Any, of_results: Mapping[int, Tensor]) -> dict[int, Tensor | None]:
         """Run the call again, and return the gradients of its tensors by their places."""
         create_graph = torch.is_grad_enabled()
-        if create_graph and self.differs:  # the graph's rank has more collectives than a rank without one then
-            error = UnsupportedShardOp(
-                "create_graph=True in the backward pass of a compiled call that reads integers, which may differ from "
-                "rank to rank. Remedy: in such steps call the module's forward(...), which is not compiled"
-            )
-            record_error(error)  # the others may be in a collective by now
-            raise error
         self._check(inputs)
+        if create_graph and self.ranks and inputs.last_told != backward_pass():
+            inputs.last_told = backward_pass()
+            tell_ranks(self.name, self.ranks, "by a graph" if self.sends else "")
+        nodes = {i: node for i, (node, _) in zip(inputs.trained, inputs.next_functions, strict=False)}
+        places = [*filter(lambda i: is_needed(nodes[i]), nodes), *self.unused]
+        averaged = [nodes[i] for i in nodes.keys() & self.put_off.keys() if is_accumulated(nodes[i])]
         held = [x if x.requires_grad else x.clone() for x in inputs.held]  # buffers, which the function may write to
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
@@ -123,33 +145,81 @@ class Again:
                 source.set_rng_state(state)
             for kind, is_on, dtype in self.casts:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on))
-            results = self.function(tensors)
-        places = [*inputs.trained, *self.unused]
+            with telling([x.clone() for x in inputs.told]):
+                results = self.function(tensors)
         used, grads, chosen = [results[i] for i in of_results], [*of_results.values()], [tensors[i] for i in places]
-        found = torch.autograd.grad(used, chosen, grads, create_graph=create_graph, allow_unused=True)
+        with accumulating(averaged):
+            found = torch.autograd.grad(used, chosen, grads, create_graph=create_graph, allow_unused=True)
         return dict(zip(places, found, strict=True))
 
     def _check(self, inputs: Any) -> None:
         changed = [i for i, x in enumerate(inputs.held) if version_of(x) != inputs.versions[i]]
         names = {self.snapshot.places[i][0][1] for i in changed} - {*_STATISTICS}
         if names or not self.snapshot.holds():
-            raise UnsupportedShardOp(
+            error = UnsupportedShardOp(
                 "a compiled call is run again in backward, for create_graph=True or as the loss uses some of its "
                 f"results only, and {f'its {min(names)!r}' if names else 'its module'} has changed since. "
                 "Remedy: in such steps call the module's forward(...), which is not compiled"
             )
+            record_error(error)  # the others may be in a collective by now
+            raise error
+
+
+_num_told: Counter[str] = Counter()
+
+
+def tell_ranks(name: str, ranks: Sequence[int], how: str) -> None:
+    """Tell others how this rank computes gradients that are differentiated; the last raises where that does not fit.
+
+    A graph's rank runs the call again for that, so that two backward passes meet other ranks where an eager one adds
+    gradients first. ``how`` is "" where neither sends. No rank waits.
+    """
+    _num_told[name] += 1
+    posts, key = common_postings(), f"differentiated/{ranks}/{name}/{_num_told[name]}"
+    found = posts.vote(key, len(ranks), how)
+    if found is None:
+        return
+    posts.remove_vote(key)
+    posts.remove(*[f"{key}/found/{i}" for i in range(len(found))])
+    if "by a graph" in found and len({*found}) > 1:
+        error = UnsupportedShardOp(
+            f"create_graph=True in the backward pass of {name}, which some of ranks {', '.join(map(str, ranks))} run "
+            "by a compiled graph and some without one. Remedy: in such steps call the module's forward(...) on all"
+        )
+        record_error(error)  # the others may be in a collective by now
+        raise error
+
+
+def ranks_of(arguments: object) -> Sequence[int]:
+    """Return the ranks that hold the first sharded tensor among some arguments."""
+    shard = next((x for x in tree_leaves(arguments) if isinstance(x, ShardBase)), None)
+    ranks: list[int] = [] if shard is None or not has_peers() else shard.spec.device_mesh.mesh.flatten().tolist()
+    return ranks
+
+
+def watch_results(results: object, tell: Callable[[], None]) -> None:
+    """Call a function once in each backward pass that differentiates the gradients of some results."""
+    last = -1
+
+    def look(_: object) -> None:
+        nonlocal last
+        if torch.is_grad_enabled() and last != backward_pass():
+            last = backward_pass()
+            tell()
+
+    for x in tree_leaves(results):
+        part = x.local if isinstance(x, ShardBase) else x
+        if isinstance(part, Tensor) and part.grad_fn is not None:
+            part.grad_fn.register_prehook(look)
 
 
 class _Inputs(Function):
-    """Hand on a call's inputs that get gradients, and keep all for another run.
-
-    Gradients of parameters that are averaged later come from the graph as this rank's share times the ranks. Where
-    ``torch.autograd.grad`` takes them, they are averaged here.
-    """
+    """Hand on a call's inputs that get gradients, and keep all for another run."""
 
     @staticmethod
     def forward(ctx: Any, how: tuple[Again, list[int], list[Tensor]], *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.again, ctx.trained, tensors = how
+        ctx.told, ctx.last_told = (), -1
         ctx.held = tensors[: ctx.again.held]
         ctx.versions = [*map(version_of, ctx.held)]
         ctx.drawn = ctx.again.drawn(tensors)
@@ -159,12 +229,9 @@ class _Inputs(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        found = [*grads]
-        for k, (i, grad) in enumerate(zip(ctx.trained, grads, strict=True)):
-            node = ctx.next_functions[k][0]
-            if grad is not None and i in ctx.again.put_off and node is not None and not is_accumulated(node):
-                found[k] = _mean(grad, ctx.again.put_off[i])
-        return None, *found, *[None] * (len(ctx.next_functions) - len(found))
+        if not keeps_graph():
+            ctx.told = ()
+        return None, *grads, *[None] * (len(ctx.next_functions) - len(grads))
 
 
 class _LeftOut(Function):
@@ -185,10 +252,4 @@ class _LeftOut(Function):
         again.next_left_out = [i for i in again.left_out if i not in given]
         inputs = again.inputs_of(ctx)
         found = again.gradients(inputs, given)
-        return None, *[None] * len(grads), *[found[i] for i in (*inputs.trained, *again.unused)]
-
-
-def _mean(grad: Tensor, names: frozenset[str]) -> Tensor:
-    for group in filter(None, map(group_of, sorted(names))):
-        grad = all_reduce_sum(grad, group) / group.size()
-    return grad
+        return None, *[None] * len(grads), *[found.get(i) for i in (*inputs.trained, *again.unused)]

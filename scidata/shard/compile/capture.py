@@ -166,14 +166,12 @@ def capture(
             raise EffectError("a result is a parameter or a buffer")
         num_forward[:] = [calls.num]
         given_back = _tensors_of(results)
-        if by_value and (put_off or calls.num) and sum(x.requires_grad for x in given_back) > 1:
-            # where the loss uses some only, it is run again in backward: ranks with other integers take no part in that
-            raise NotCapturedError("it has several results, and reads integers, which may differ on one rank alone")
+        told = calls.results if any(x.requires_grad for x in given_back) else ()  # of another run, in backward
         if by_value:  # what is computed of integers is not to be the graph's own constant
             if not all(constants.has_made(x) for x in given_back if has_values(x)):
                 raise NotCapturedError("a result may share memory with integers among the arguments")
             given_back = tuple(x.clone() if has_values(x) else x for x in given_back)
-        return tuple(x.detach() if i in left_out else x for i, x in enumerate(given_back))
+        return *[x.detach() if i in left_out else x for i, x in enumerate(given_back)], *told
 
     def joined(gm: GraphModule) -> None:
         watch.stop()  # partitioners run code of other packages
@@ -190,7 +188,7 @@ def capture(
         made.snapshot = again.snapshot = snapshot.narrowed(watch.codes)
         made.operations = [sum(node.op == "call_function" for node in gm.graph.nodes) for gm in graphs]
         made.collectives = [len(_collectives(gm)) for gm in graphs]
-        made.expected, again.differs = {**calls.expected}, by_value and calls.num > 0
+        made.expected, again.sends = {**calls.expected}, sum(made.collectives[1:]) > 0
         if sum(made.collectives) != calls.num:
             raise NotCapturedError("its collectives are not those of an eager step")
         made.constants += constants.read.values()
@@ -230,7 +228,9 @@ def capture(
     def run(leaves: Sequence[Leaf]) -> Any:
         tensors = _collect(places, leaves)
         inputs = again.inputs(tensors)
-        left = iter(again.watched(compiled(*inputs), inputs, tensors))
+        found = compiled(*inputs)
+        num = sum(len(leaf.tensors) for leaf in results)
+        left = iter(again.watched(found[:num], found[num:], inputs, tensors))
         given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in results]
         return tree_unflatten(given, result_trees[0])
 

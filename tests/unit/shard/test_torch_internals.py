@@ -378,6 +378,27 @@ def test_is_accumulated_tells_backward_from_grad():
         torch.autograd.grad(Through.apply(leaf.to_local()).sum(), leaf)
     assert said[2:] == [True, False]
 
+    class Inside(Through):
+        @staticmethod
+        def backward(ctx, grad):
+            nodes = [each for each, _ in ctx.next_functions]
+            needed = [of_tensors.is_needed(node) for node in nodes]
+            said.append((needed, of_tensors.keeps_graph()))
+            known = of_tensors.accumulating(node for node, each in zip(nodes, needed, strict=True) if each)
+            with known, torch.enable_grad():
+                torch.autograd.grad(Through.apply(x).sum(), x)
+            return grad, grad
+
+        @staticmethod
+        def forward(ctx, x, y):
+            return x.view_as(x)
+
+    del said[:]
+    y = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(Inside.apply(x, y).sum(), x)
+    Inside.apply(x, y).sum().backward(inputs=[y], retain_graph=True)
+    assert said == [([True, False], False), True, ([False, True], True), False]
+
 
 def test_functions_that_get_a_sharded_tensor_are_handed_over():
     class Twice(torch.autograd.Function):

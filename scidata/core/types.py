@@ -155,7 +155,7 @@ class ArrayLayout:
     def num_chunks(self) -> tuple[int, ...]:
         """Number of chunks along each dimension."""
         regular = [-(-n // c) if c else 0 for n, c in zip(self.shape, self.chunks, strict=True)]
-        return tuple(len(e) - 1 if e else n for n, e in itertools.zip_longest(regular, self.edges, fillvalue=()))
+        return tuple(len(e) - 1 if e else n for n, e in zip(regular, self.edges or itertools.repeat(()), strict=False))
 
     def chunk_grid(self, dim: int) -> int | IntArray:
         """Return a dimension's chunk size, or where its chunks begin and the last one ends where they differ."""

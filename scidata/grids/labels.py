@@ -21,7 +21,7 @@ from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
 from scidata.read.arrays import read_array
 from scidata.sources.cf import decoding_of, is_time, tells_time
-from scidata.sources.text import read_text_along
+from scidata.sources.text import read_text
 from scidata.sources.times import decode_times
 
 _SHOWN = 3  # labels at either end
@@ -71,13 +71,21 @@ class Labels:
             return labels[along[name]]
         first = series.files[0].arrays
         known = [key for key, x in first.items() if x.dims and set(x.dims) <= along.keys()]
-        if name not in known and not (name in first and not first[name].dims):
+        text = None if name in first else read_text(series.files[0], name)
+        own = text[0] if text is not None else first[name].dims if name in first else None
+        if own is None or not set(own) <= along.keys():
             known = list(dict.fromkeys([*(dim for dim in dims if self._of(dim) is not None), *known]))
             raise ConfigError(
                 f"{series.files[0].path}: {name!r} has no value for each sample{near_matches(name, known)}"
             )
-        found, own = [], first[name].dims
+        found = []
         for source in series.files_along(own[0] if own else ""):
+            if text is not None:
+                text = read_text(source, name)
+                if text is None or text[0] != own:
+                    raise ConfigError(f"{source.path}: {name!r} is no text along {own}, as in other files")
+                found.append(text[1])
+                continue
             layout = source.arrays[name]
             values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
             found.append(_decoded(source, name, layout.attributes, values.reshape(-1)).reshape(values.shape))
@@ -119,10 +127,10 @@ def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
     """Return the values along a dimension over all files, None where nothing labels it.
 
     That is its coordinate variable, or else the only array of times on it alone (WRF's ``XTIME``, anemoi's ``dates``),
-    times as text (WRF's ``Times``, MPAS's ``xtime``), or a list of as many names among the attributes (anemoi's
-    ``variables`` of the dimension ``variable``). Times that say since when they count are ``datetime64``, or objects of
-    cftime where the calendar or the year is none of theirs; so is text, unless it has days that the calendar
-    lacks (30 February): then labels are the text. Files may count from different dates.
+    times as text (WRF's ``Times``, MPAS's ``xtime``), text of the dimension's name, or a list of as many names among
+    the attributes (anemoi's ``variables`` of the dimension ``variable``). Times that say since when they count are
+    ``datetime64``, or objects of cftime where the calendar or the year is none of theirs; so is text, unless it has
+    days that the calendar lacks (30 February): then labels are the text. Files may count from different dates.
     """
     files = series.files_along(dim)
     if series.is_uniform(dim) and (values := series.coordinate(dim)) is not None:
@@ -187,7 +195,8 @@ def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
     layout = _labelling(source, dim)
     if layout is None:
         written = _written_times(source, dim)
-        return _names_in(source, dim) if written is None else written
+        texts = _texts_in(source, dim, dim) if written is None else written
+        return _names_in(source, dim) if texts is None else texts
     values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
     return _decoded(source, dim, layout.attributes, values)
 
@@ -195,13 +204,18 @@ def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
 def _written_times(source: Source, dim: str) -> npt.NDArray[Any] | None:
     """Return times that are stored as text, ``(rows,)`` datetime64[s]; as text where the calendar is not NumPy's."""
     for name in _TIMES_AS_TEXT:
-        texts = read_text_along(source, name, dim)
-        if texts and all(map(_TIME_AS_TEXT.match, texts)):
+        texts = _texts_in(source, name, dim)
+        if texts is not None and all(map(_TIME_AS_TEXT.match, texts)):
             try:
-                return np.array([text.replace("_", "T") for text in texts], "M8[s]")
+                return np.char.replace(texts, "_", "T").astype("M8[s]")
             except ValueError:
-                return np.array(texts)
+                return texts
     return None
+
+
+def _texts_in(source: Source, name: str, dim: str) -> npt.NDArray[np.str_] | None:
+    found = read_text(source, name)
+    return found[1] if found is not None and found[0] == (dim,) else None
 
 
 def _names_in(source: Source, dim: str) -> npt.NDArray[Any] | None:

@@ -70,21 +70,46 @@ def read_names(source: Source, name: str) -> list[str]:
     return _joined(text)
 
 
-def read_text_along(source: Source, name: str, dim: str) -> list[str]:
-    """Read a ``(dim, length)`` array of characters as text; empty where there is none, or too much of it."""
-    if source.format not in ("netcdf3", "netcdf4", "hdf5") or isinstance(source, GroupSource):
-        return []
-    if name not in getattr(source, "skipped", {}):
-        return []
+def read_text(source: Source, name: str) -> tuple[tuple[str, ...], npt.NDArray[np.str_]] | None:
+    """Read an array of text that a source leaves out: its dims, and its values as ``str`` of that shape.
+
+    Texts of variable or fixed length, or, of NetCDF and HDF5, characters along a last dimension, which is dropped. None
+    where there is none of that name, or its file is not of such a format. Raises CorruptDataError, TooLargeError.
+    """
+    if isinstance(source, GroupSource):
+        return read_text(source.file, f"{source.group}/{name}")
+    of_zarr = getattr(source, "read_text", None)
+    if of_zarr is not None:
+        found = of_zarr(name)
+        return None if found is None else (found[0], _as_str(found[1]))
+    if name not in getattr(source, "skipped", {}) or source.format not in ("netcdf3", "netcdf4", "hdf5"):
+        return None
+    where = f"{source.path}: field {name!r}"
     if isinstance(source, NetCDF3Source):
         variable = source.variables.get(name)
-        known = variable is not None and variable.dims[:1] == (dim,)
-    else:
-        with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(f"{source.path}: field {name!r}"):
-            known = _is_local(h5, name) and h5[name].dtype == np.dtype("S1") and h5[name].ndim == 2
-            scales = h5[name].dims[0].values() if known else []
-            known = [posixpath.basename(scale.name) for scale in scales] == [dim]
-    return read_names(source, name) if known else []
+        if variable is None or not variable.shape or math.prod(variable.shape) > _MOST_TEXT:
+            return None
+        return variable.dims[:-1], _as_str(source.read_characters(name), joined=True)
+    with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(where):
+        if not _is_local(h5, name) or h5[name].is_virtual or h5[name].external or h5[name].size > _MOST_TEXT:
+            return None
+        dset, info = h5[name], h5py.check_string_dtype(h5[name].dtype)
+        if info is None:
+            return None
+        joined = dset.dtype == np.dtype("S1") and dset.ndim > 1
+        _check_encoded(dset, where)
+        naming: type[Naming] = getattr(source, "naming", Naming)
+        dims = tuple(posixpath.basename(d) for d in naming(h5).dims(Attributes(dset), name))
+        return dims[: len(dims) - joined], _as_str(np.asarray(dset[...]), joined=joined)
+
+
+def _as_str(values: npt.NDArray[Any], *, joined: bool = False) -> npt.NDArray[np.str_]:
+    """Return bytes, characters along the last dimension (``joined``) or objects as texts."""
+    if joined:
+        lines = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
+        return np.array(_joined(lines), np.str_).reshape(values.shape[:-1])
+    texts = [x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in values.ravel().tolist()]
+    return np.array(texts, np.str_).reshape(values.shape)
 
 
 def _joined(text: npt.NDArray[np.bytes_]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from scidata.errors import (
     ConfigError,
     CorruptDataError,
     RefusedError,
+    TooLargeError,
     UnknownNameError,
     UnsupportedFormatError,
     near_matches,
@@ -31,6 +33,7 @@ from scidata.sources.zarr.tree import Tree, open_tree
 from scidata.sources.zarr.walk import Contents, find_arrays
 
 _T = TypeVar("_T")
+_MOST_TEXTS = 1 << 22
 
 
 class _Arrays(dict[str, ArrayLayout]):
@@ -348,15 +351,35 @@ class ZarrSource:
             target = default_buffer_prototype().nd_buffer.from_ndarray_like(out)  # type: ignore[arg-type]
             array.get_basic_selection(box, out=target)
 
+        self._by_zarr(call, layout.name, box)
+
+    def read_text(self, name: str) -> tuple[tuple[str, ...], npt.NDArray[Any]] | None:
+        """Read an array of text (variable or fixed length) with zarr-python: its dims, and its values as they come.
+
+        None where there is none. Raises TooLargeError: of more than 4 million texts; errors as :meth:`read_box`.
+        """
+        state = self._open()
+        state.record(name) if "/" not in name else state.complete()  # looks for it
+        record = state.contents.texts.get(name)
+        if record is None:
+            return None
+        if math.prod(record.layout.shape) > _MOST_TEXTS:
+            raise TooLargeError(
+                f"{self.path}: array {name!r} of shape {record.layout.shape} is too much text for labels"
+            )
+        state.tree.sizes(record.keys(_grid_of(list(map(np.arange, record.num_files)))))  # as read_box does
+        values = self._by_zarr(lambda: np.asarray(state.open_zarr(record)[...]), name, "it")
+        return record.layout.dims, values
+
+    def _by_zarr(self, call: Callable[[], _T], name: str, box: object) -> _T:
         remote, cause = isinstance(self.path, Url), None
         try:
-            retried(self.path, call)
-            return
+            return retried(self.path, call)
         except Exception as e:  # codecs of any package raise anything
             said = f"{type(e).__name__}: {self.path.public(str(e)) if isinstance(self.path, Url) else e}"
             cause = None if remote else e  # which could say more of a URL than may be said
         raise CorruptDataError(
-            f"{self.path}: array {layout.name!r}: zarr-python could not read {box} ({said}); "
+            f"{self.path}: array {name!r}: zarr-python could not read {box} ({said}); "
             "a chunk of it is damaged: copy or write the array again"
         ) from cause
 

@@ -17,6 +17,7 @@ _NOT_NUMBER_V3 = re.compile(
     r"r\d+|raw_bytes|string|bytes|variable_length_(bytes|utf8)|null_terminated_bytes|fixed_length_utf32|struct(ured)?"
 )
 _NUMBER_V2 = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16|[mM]8(\[\d*[A-Za-zμ]+\])?)")
+_TEXT_V3 = ("string", "variable_length_utf8", "fixed_length_utf32", "null_terminated_bytes")
 _DATETIME_V3 = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
 _DATETIME_UNIT = re.compile(r"generic|[YMWDhms]|ms|us|μs|ns|ps|fs|as")
 
@@ -47,6 +48,19 @@ def dtype_v3(spec: object, where: str) -> np.dtype[np.generic]:
             return np.dtype(_DATETIME_V3[name] + ("" if unit == "generic" else f"[{factor}{unit}]"))
     kind = "is not a plain number" if _NOT_NUMBER_V3.fullmatch(name) else "is not known"
     raise UnsupportedFormatError(f"{where}: data type {name!r} {kind}; only numbers are read")
+
+
+def text_as_bytes(meta: object) -> dict[str, object] | None:
+    """Return an array's metadata as if its texts were bytes; None where they are no texts, or nothing tells so."""
+    if not isinstance(meta, dict):
+        return None
+    if (found := named(meta.get("data_type"))) is not None and found[0] in _TEXT_V3:
+        return {**meta, "data_type": "uint8", "fill_value": 0}
+    filters = meta.get("filters")
+    is_text = meta.get("dtype") == "|O" and isinstance(filters, list) and filters == [{"id": "vlen-utf8"}]
+    if is_text or re.fullmatch(r"[<>|][SU][1-9]\d*", str(meta.get("dtype"))):
+        return {**meta, "dtype": "|u1", "fill_value": None}
+    return None
 
 
 def named(entry: object) -> tuple[str, dict[str, object]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.pointers import check_pointer
 from scidata.sources.zarr.metadata import ArrayRecord, parse_v2, parse_v3
 from scidata.sources.zarr.tree import Tree
+from scidata.sources.zarr.values import text_as_bytes
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON spells it
 _T = TypeVar("_T")
@@ -25,6 +27,7 @@ _MAX_NODES = 200_000  # links can make a small folder look like an endless one
 class Contents:
     """Contents of a store: records of the arrays that can be read, errors of those that cannot, by name.
 
+    ``texts``: of errors, arrays of text, as if their values were bytes.
     ``pending`` is the tree whose arrays have not been looked for: :meth:`find` reads one, :meth:`complete` all.
     """
 
@@ -32,6 +35,7 @@ class Contents:
     attributes: dict[str, object]
     records: dict[str, ArrayRecord] = field(default_factory=dict)
     errors: dict[str, UnsupportedFormatError | RefusedError] = field(default_factory=dict)
+    texts: dict[str, ArrayRecord] = field(default_factory=dict)
     pending: Tree | None = None
 
     def add(self, name: str, parse: Callable[..., ArrayRecord], *meta: object, store: str, prefix: str) -> None:
@@ -40,6 +44,9 @@ class Contents:
             self.records[name] = parse(*meta, store=store, name=name, prefix=prefix)
         except (UnsupportedFormatError, RefusedError) as e:
             self.errors[name] = e
+            if (text := text_as_bytes(meta[0])) is not None:
+                with contextlib.suppress(UnsupportedFormatError, RefusedError):
+                    self.texts[name] = parse(text, *meta[1:], store=store, name=name, prefix=prefix)
 
     def add_nodes(self, nodes: Mapping[str, dict[str, Any]], store: str) -> None:
         """Parse nodes in their order, those that are arrays."""
@@ -62,6 +69,7 @@ class Contents:
             whole = Contents(format=self.format, attributes=self.attributes)
             whole.add_nodes(_levels(self.pending, _nodes_v3 if self.format == "zarr3" else _nodes_v2), store)
             self.records, self.errors, self.pending = whole.records | self.records, whole.errors, None
+            self.texts = whole.texts
 
 
 def read_json(raw: bytes, where: str) -> dict[str, object]:

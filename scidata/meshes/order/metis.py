@@ -36,32 +36,15 @@ def order_metis(
 ) -> tuple[IntArray, list[str]]:
     """Return an order of the nodes in which METIS's nested parts follow each other.
 
-    Parameters
-    ----------
-    edge_index
-        ``(2, num_edges)`` sources and destinations, directed or not; both directions of every edge are used,
-        self-loops are not.
-    points
-        ``(num_nodes, 2 or 3)`` for the order inside the parts, or None to keep the order of rows there.
-    num_parts
-        A power of two. Fewer are made of a small graph.
-
-    Returns
-    -------
-    order
-        ``(num_nodes,)`` int64: the old row at each new row.
-    notes
-        Sentences for the user; empty where nothing is unusual.
-
-    Raises
-    ------
-    MissingDependencyError
-        pymetis is not installed.
-    ConfigError
-        A number of parts that is no power of two, points that do not fit the nodes, or a graph with a node out of
-        range or too many edges for METIS's 32-bit indices.
-    SciDataError
-        METIS crashed.
+    ``edge_index``: ``(2, num_edges)`` sources and destinations, directed or not; both directions of every edge are
+    used, self-loops are not.
+    ``points``: ``(num_nodes, 2 or 3)`` for the order inside the parts, or None to keep the order of rows there.
+    ``num_parts``: a power of two. Fewer are made of a small graph.
+    Returns the old row at each new row, ``(num_nodes,)`` int64; and sentences for the user, where anything is unusual.
+    Raises MissingDependencyError: pymetis is not installed.
+    Raises ConfigError: a number of parts that is no power of two, points that do not fit the nodes, or a graph with a
+    node out of range or too many edges for METIS's 32-bit indices.
+    Raises SciDataError: METIS crashed.
     """
     if importlib.util.find_spec("pymetis") is None:
         raise MissingDependencyError(

@@ -33,7 +33,8 @@ class Journal:
 
     def __init__(self, folder: str | None, key: str) -> None:
         self.folder = folder
-        self._now, self._num, self._used, self._done, self._num_before = "", 0, list[str](), dict[str, Any](), 0
+        self._now, self._num, self._used, self._done = "", 0, list[str](), dict[str, Any]()
+        self.is_resumed = False  # whether an earlier run has done some steps
         if folder is None:
             return
         make_own_folder(folder)
@@ -44,18 +45,13 @@ class Journal:
                 kept, live = self._load(file.read(), key)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, CorruptDataError):
             self._done = {}
-        self._num_before = len(self._done)
+        self.is_resumed = bool(self._done)
         for name in set(os.listdir(folder)) - live:
             remove(os.path.join(folder, name))
         with open(open_own(path, os.O_WRONLY | os.O_CREAT), "r+b") as file:
             file.truncate(kept)
         if not kept:
             self._write({"key": key})
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether an earlier run has done some steps."""
-        return self._num_before > 0
 
     def _load(self, content: bytes, key: str) -> tuple[int, set[str]]:
         """Take in all whole lines; return their bytes and the names of the files that have to be there."""

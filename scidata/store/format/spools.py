@@ -104,12 +104,9 @@ class Spool:
 class Buckets:
     """Rows of some columns, put into files by where a number lies between bounds; each bucket is taken out once.
 
-    Parameters
-    ----------
-    bounds
-        ``(num_buckets + 1,)`` rising: bucket ``b`` has the numbers from ``bounds[b]`` to below ``bounds[b + 1]``.
-    columns
-        The spools of each bucket.
+    ``bounds``: ``(num_buckets + 1,)`` rising: bucket ``b`` has the numbers from ``bounds[b]`` to below ``bounds[b +
+    1]``.
+    ``columns``: the spools of each bucket.
     """
 
     def __init__(self, bounds: AnyArray, columns: Sequence[Sequence[Spool]]) -> None:

@@ -384,10 +384,7 @@ def _process(task: Task, out: str, indices: list[int], *, executor: Executor, ti
 def _whole_samples(task: Task, out: str, there: Iterable[int]) -> list[int]:
     """Return the samples of an earlier run that need not be written again; remove damaged ones.
 
-    Raises
-    ------
-    ConfigError
-        They were made from other inputs or with other options.
+    Raises ConfigError: they were made from other inputs or with other options.
     """
     whole = []
     for index in there:

@@ -93,28 +93,16 @@ def order_in_passes(
 ) -> OrderedSample:
     """Make a sample's edges, order its rows and number everything anew.
 
-    Parameters
-    ----------
-    header
-        Its metadata.
-    head_of
-        Takes the sample without its topology, and all that is wrong with it; returns its description, or raises.
-    by, weights
-        As in :func:`~scidata.store.partitioning.ordered.order_sample`.
-    keep
-        Kinds of faults that need not be looked for.
-    journal
-        Of the steps that are done. Its folder is the caller's to remove: the arrays of the sample that is returned lie
-        there; without one, in memory.
-    memory
-        Bytes that the process may take; None: no limit.
-    tick
-        Called with shares of the work, which add up to 1.
-
-    Raises
-    ------
-    ConfigError
-        The rows' costs, or points with the same key, take more memory.
+    ``header``: its metadata.
+    ``head_of``: takes the sample without its topology, and all that is wrong with it; returns its description, or
+    raises.
+    ``by, weights``: as in :func:`~scidata.store.partitioning.ordered.order_sample`.
+    ``keep``: kinds of faults that need not be looked for.
+    ``journal``: of the steps that are done. Its folder is the caller's to remove: the arrays of the sample that is
+    returned lie there; without one, in memory.
+    ``memory``: bytes that the process may take; None: no limit.
+    ``tick``: called with shares of the work, which add up to 1.
+    Raises ConfigError: the rows' costs, or points with the same key, take more memory.
     """
     path, sizes, entity = header.topology.source.path, header.topology.sizes, header.entity
     with damage_named(path):

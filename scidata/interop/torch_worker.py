@@ -115,6 +115,21 @@ def _load(path: str) -> object:
     return found
 
 
+class _Dtype:
+    """Stands for NumPy's dtype, of numbers as OGB's counts of nodes."""
+
+    def __init__(self, code: str, *_: object) -> None:
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+def _scalar(of: _Dtype, data: bytes) -> Any:
+    """Return a number that NumPy has pickled."""
+    return np.frombuffer(data, of.dtype)[0].item()
+
+
 def _containers(data: ModuleType) -> list[tuple[Any, str]]:
     from torch_geometric.data import data as parts
     from torch_geometric.data import storage
@@ -123,6 +138,7 @@ def _containers(data: ModuleType) -> list[tuple[Any, str]]:
     known = [data.Data, data.HeteroData, data.Batch, parts.DataEdgeAttr, parts.DataTensorAttr, *batches]
     known += [storage.BaseStorage, storage.GlobalStorage, storage.NodeStorage, storage.EdgeStorage]
     stands = (_BatchMaker, "torch_geometric.data.batch.DynamicInheritanceGetter"), (_batch_of, "_batch_of")
+    stands += (_Dtype, "numpy.dtype"), *((_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core"))
     return [*stands, *((each, f"{each.__module__}.{each.__qualname__}") for each in known)]
 
 
@@ -192,9 +208,9 @@ def _with_sets(graph: Any) -> Any:
         if base and end in ("s", "t") and "x_s" in keys:
             of = (end, "to", end) if name.startswith("edge_") else end
             made[of][base] = value
-        elif end == "dict" and isinstance(value, Mapping):
+        elif isinstance(value, Mapping):  # as of OGB: x_dict, edge_reltype
             for of, each in value.items():
-                made[of][base] = each
+                made[of][name.removesuffix("_dict")] = each
         elif name == "edge_index" or (name.startswith("edge_") and graph.is_edge_attr(name)):
             made[relation][name] = value
         elif name != "num_nodes":

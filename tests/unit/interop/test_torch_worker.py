@@ -47,7 +47,12 @@ def test_pyg_decides_what_lives_where(tmp_path):
 
 
 def test_isolated_last_nodes(tmp_path):
-    for data in (geometric.Data(edge_index=PAIRS, num_nodes=6), {"edge_index": PAIRS, "num_nodes": 6}):
+    big = np.array(6, ">i4")[()]  # NumPy's numbers, as OGB has them of binary files
+    counts = (6, np.int64(6), big)
+    for data in (
+        *(geometric.Data(edge_index=PAIRS, num_nodes=n) for n in counts),
+        {"edge_index": PAIRS, "num_nodes": 6},
+    ):
         assert read(tmp_path, data)[1]["num_nodes"] == 6
 
 
@@ -147,11 +152,13 @@ def test_bipartite_data_and_dicts_by_set_become_node_sets(tmp_path):
     assert {"edges/s__to__s/edge_index", "edges/t__to__t/edge_index"} <= set(read(tmp_path, own)[0])
     mag = geometric.Data(
         num_nodes_dict={"a": 3, "b": 2}, x_dict={"a": torch.rand(3, 2)}, y_dict={"b": torch.tensor([1, 2])},
+        edge_reltype={("a", "w", "b"): torch.ones(2, 1)},
         edge_index_dict={("a", "w", "b"): PAIRS[:, :2]},
     )  # fmt: skip
     made, _, _ = read(tmp_path, (mag, None))  # OGB's
     assert set(made) == {
         "nodes/a/x", "nodes/a/num_nodes", "nodes/b/y", "nodes/b/num_nodes", "edges/a__w__b/edge_index",
+        "edges/a__w__b/edge_reltype",
     }  # fmt: skip
 
 

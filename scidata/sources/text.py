@@ -44,32 +44,6 @@ def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def read_names(source: Source, name: str) -> list[str]:
-    """Read a ``(num, length)`` array of characters as text; empty where there is none."""
-    if isinstance(source, NetCDF3Source):
-        variable = source.variables.get(name)
-        if variable is None or len(variable.shape) != 2:
-            return []
-        if math.prod(variable.shape) > _MOST_TEXT:
-            raise CorruptDataError(
-                f"{source.path}: field {name!r} has shape {variable.shape}, which is too much for names; the header is "
-                "damaged"
-            )
-        text = source.read_characters(name)
-    else:
-        with open_h5(source.path) as h5, damage_as_corrupt_data(f"{source.path}: field {name!r}"):
-            if not _is_local(h5, name) or h5[name].is_virtual or h5[name].external:
-                return []
-            if h5[name].dtype != np.dtype("S1") or h5[name].ndim != 2 or h5[name].size > _MOST_TEXT:
-                raise CorruptDataError(
-                    f"{source.path}: field {name!r} has shape {h5[name].shape} and dtype {h5[name].dtype}, but "
-                    "(number, length) characters of names were expected"
-                )
-            _check_encoded(h5[name], f"{source.path}: field {name!r}")
-            text = np.asarray(h5[name][...])
-    return _joined(text)
-
-
 def read_text(source: Source, name: str) -> tuple[tuple[str, ...], npt.NDArray[np.str_]] | None:
     """Read an array of text that a source leaves out: its dims, and its values as ``str`` of that shape.
 
@@ -87,15 +61,17 @@ def read_text(source: Source, name: str) -> tuple[tuple[str, ...], npt.NDArray[n
     where = f"{source.path}: field {name!r}"
     if isinstance(source, NetCDF3Source):
         variable = source.variables.get(name)
-        if variable is None or not variable.shape or math.prod(variable.shape) > _MOST_TEXT:
+        if variable is None or not variable.shape:
             return None
+        _check_size(variable.shape, where)
         return variable.dims[:-1], _as_str(source.read_characters(name), joined=True)
     with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(where):
-        if not _is_local(h5, name) or h5[name].is_virtual or h5[name].external or h5[name].size > _MOST_TEXT:
+        if not _is_local(h5, name) or h5[name].is_virtual or h5[name].external:
             return None
-        dset, info = h5[name], h5py.check_string_dtype(h5[name].dtype)
-        if info is None:
+        dset = h5[name]
+        if h5py.check_string_dtype(dset.dtype) is None:
             return None
+        _check_size(dset.shape, where)
         joined = dset.dtype == np.dtype("S1") and dset.ndim > 1
         _check_encoded(dset, where)
         naming: type[Naming] = getattr(source, "naming", Naming)
@@ -116,6 +92,11 @@ def _joined(text: npt.NDArray[np.bytes_]) -> list[str]:
     return [b"".join(row.tolist()).split(b"\x00")[0].decode("utf-8", "replace").strip() for row in text]
 
 
+def _check_size(shape: tuple[int, ...], where: str) -> None:
+    if math.prod(shape) > _MOST_TEXT:
+        raise CorruptDataError(f"{where} has shape {shape}, which is too much text; the header is damaged")
+
+
 def _check_encoded(dataset: h5py.Dataset, where: str) -> None:
     """Raise where a chunk's bytes in the file could fill the memory when HDF5 decodes them, whatever the shape says."""
     if not dataset.chunks:
@@ -127,8 +108,7 @@ def _check_encoded(dataset: h5py.Dataset, where: str) -> None:
         dataset.id.chunk_iter(lambda chunk: sizes.append(chunk.size))
     if num_chunks > _MOST_CHUNKS or any(size > most for size in sizes):
         raise CorruptDataError(
-            f"{where}: its {num_chunks} chunks of {dataset.chunks} characters take more bytes than names do; the "
-            "file is damaged"
+            f"{where}: its {num_chunks} chunks of {dataset.chunks} take more bytes than names do; the file is damaged"
         )
 
 

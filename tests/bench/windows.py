@@ -1,8 +1,8 @@
 """Windows of a table of observations: CPU and bytes read of one window, beside xarray, pandas and pyarrow.
 
 Each reads the rows of six hours, drawn at random, of 100 days: four columns and the times (xarray has these in memory).
-The bytes that system calls of this process read are counted (``rchar``). ``--epoch`` reads all windows in order, and
-prints the memory after each tenth of them.
+The bytes that system calls of this process read are counted (``rchar``). ``--epoch`` writes a table block by block, reads
+all of its windows in order, and prints the memory after each tenth of them.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import xarray as xr
+import zarr
 
 from scidata.core.options import ReadOptions
 from scidata.sources import tables
@@ -50,6 +51,23 @@ def make(folder, num, chunk):
     frame = pa.table({**{name: pa.array(column) for name, column in columns.items()}, "dates": pa.array(times)})
     pq.write_table(frame, files["Parquet"], row_group_size=chunk, compression="zstd")
     return files
+
+
+def make_blocks(folder, num, chunk):
+    """Write a table of any size, of small dtypes, zstd; return its path."""
+    group, rng = zarr.open_group(folder / "table.zarr", mode="w"), np.random.default_rng(0)
+    dtypes = {"lat": "f2", "lon": "f2", "bt": "f2", "qc": "i1", "dates": "i4"}
+    arrays = {
+        name: group.create_array(name, shape=(num,), chunks=(chunk,), dtype=dtype, dimension_names=["row"])
+        for name, dtype in dtypes.items()
+    }
+    arrays["dates"].attrs["units"] = "seconds since 2020-01-01"
+    for start in range(0, num, size := 64 * chunk):
+        stop = min(num, start + size)
+        for name, array in arrays.items():
+            rows = np.arange(start, stop)
+            array[start:stop] = rows * (DAYS * 86400 / num) if name == "dates" else rng.integers(0, 90, len(rows))
+    return folder / "table.zarr"
 
 
 def ours(path, num_parts=1, where=None):
@@ -112,6 +130,14 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
+        if args.epoch:
+            read = ours(make_blocks(Path(folder), args.rows, args.chunk))
+            for index in range(num := DAYS * 24 // HOURS):
+                read(index)
+                if index % (num // 10) == num // 10 - 1:
+                    pages = int(Path("/proc/self/statm").read_text().split()[1])
+                    print(f"{index + 1} windows: {pages * resource.getpagesize() / 2**20:.0f} MiB", flush=True)
+            return
         files = make(Path(folder), args.rows, args.chunk)
         readers = {}
         for name, path in files.items():
@@ -120,14 +146,6 @@ def main() -> None:
                 readers |= {(name, "pandas"): by_pandas(path), (name, "pyarrow"): by_pyarrow(path)}
             else:
                 readers[name, "xarray"] = by_xarray(path)
-        if args.epoch:
-            read = readers["Zarr, zstd", "scidata"]
-            for index in range(num := DAYS * 24 // HOURS):
-                read(index)
-                if index % (num // 10) == num // 10 - 1:
-                    pages = int(Path("/proc/self/statm").read_text().split()[1])
-                    print(f"{index + 1} windows: {pages * resource.getpagesize() / 2**20:.0f} MiB")
-            return
         rng = np.random.default_rng(1)
         found = {key: [] for key in readers}
         for index in [0, *rng.choice(DAYS * 24 // HOURS, args.rounds, replace=False).tolist()]:

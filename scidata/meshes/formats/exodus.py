@@ -15,7 +15,7 @@ import numpy as np
 
 from scidata.core.bounds import bounds_of
 from scidata.core.types import AnyArray, ArrayLayout, Source
-from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.errors import CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats.arrays import join_cells, polygon_types, read_indices
 from scidata.meshes.formats.base import (
     ArrayReader,
@@ -29,7 +29,7 @@ from scidata.meshes.formats.base import (
 )
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.sources.kinds import EXODUS_CONNECT
-from scidata.sources.text import read_names
+from scidata.sources.text import read_text
 
 #: VTK's code by the first letters of the type and the number of nodes of an element
 _TYPES: tuple[tuple[tuple[str, ...], dict[int, int]], ...] = (
@@ -169,7 +169,10 @@ def _variables(source: Source, kind: str, pattern: str) -> list[tuple[int, str]]
         numbers |= set(range(1, source.arrays["vals_nod_var"].shape[1] + 1))
     if not numbers:
         return []
-    names = read_names(source, f"name_{kind}_var")
+    if (layout := source.arrays.get(f"name_{kind}_var")) is not None:
+        raise CorruptDataError(f"{source.path}: field {layout.name!r} has shape {layout.shape} of numbers, not of text")
+    found = read_text(source, f"name_{kind}_var")
+    names = [] if found is None else found[1].ravel().tolist()
     return [(k, names[k - 1] if k <= len(names) and names[k - 1] else f"{kind}_var{k}") for k in sorted(numbers)]
 
 

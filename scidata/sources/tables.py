@@ -38,7 +38,10 @@ class _Contents:
 
 
 class TableSource(FileSource[_Contents]):
-    """A Parquet or Arrow file; columns of numbers and times are its arrays. Values that are missing are NaN or NaT."""
+    """A Parquet or Arrow file; columns of numbers and times are its arrays. Values that are missing are NaN or NaT.
+
+    Integers and truth values that lack some are floating numbers: float32 of up to 16 bits, else float64.
+    """
 
     attributes: Mapping[str, Any] = {}
 
@@ -82,9 +85,11 @@ class TableSource(FileSource[_Contents]):
                     column = file.get_batch(group).column(0)
                 if column.null_count and layout.dtype.kind not in "fM":
                     raise UnsupportedFormatError(
-                        f"{self.path}: column {layout.name!r} of {layout.dtype} lacks values in row group {group}; "
-                        "write it as floating numbers, which may be missing"
+                        f"{self.path}: column {layout.name!r} of {layout.dtype} lacks values in row group {group}, and "
+                        "the file has no statistics that tell so; write them, or floating numbers"
                     )
+                if str(column.type) == "bool" and layout.dtype.kind == "f":
+                    column = column.cast("int8")
                 found = np.asarray(column.to_numpy(**({} if self.format == "parquet" else {"zero_copy_only": False})))
             if len(found) != num_rows:
                 raise CorruptDataError(f"{self.path}: row group {group} has {len(found)} rows, not {num_rows}")
@@ -115,17 +120,28 @@ class TableSource(FileSource[_Contents]):
             ) from e
 
     def _parse(self) -> _Contents:
-        metadata = None
+        metadata, lacking = None, set[str]()
         with self._file() as file:
             if self.format == "parquet":
                 metadata, schema = file.metadata, file.schema_arrow
-                sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+                groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+                kinds = [metadata.schema.column(k).physical_type for k in range(metadata.num_columns)]
+                whole = [k for k, kind in enumerate(kinds) if kind in ("BOOLEAN", "INT32", "INT64")]
+                sizes = [group.num_rows for group in groups]
+                for column in (group.column(k) for group in groups for k in whole):
+                    if column.statistics is not None and column.statistics.null_count:
+                        lacking.add(column.path_in_schema)
             else:
-                schema, sizes = file.schema, [file.get_batch(i).num_rows for i in range(file.num_record_batches)]
+                schema, sizes = file.schema, list[int]()
+                for batch in map(file.get_batch, range(file.num_record_batches)):
+                    sizes.append(batch.num_rows)
+                    lacking |= {x.name for x, column in zip(schema, batch.columns, strict=True) if column.null_count}
         bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
         arrays, skipped = {}, {}
         for column in schema:
             dtype = _dtype_of(column.type)
+            if dtype is not None and dtype.kind in "biu" and column.name in lacking:
+                dtype = np.result_type(dtype, np.float32)
             if dtype is None or schema.names.count(column.name) > 1:
                 skipped[column.name] = f"is a column of {column.type}, or one of several of this name"
                 continue

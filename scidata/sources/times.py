@@ -80,6 +80,7 @@ def _not_decoded(name: str, said: Mapping[str, str], why: str) -> str:
 class TimeColumn:
     """A column of times as int64: nanoseconds since 1970, or, where they are integers without units, these.
 
+    - ``calendar``: that of the nanoseconds, where it has other days than ``datetime64``; else empty.
     - ``layout``: as stored: ``(N,)``, or ``(N, 1)``.
     - ``origin``, ``step``: of stored value ``-shift``, and from one to the next.
     - ``shift``: added to stored values, which may count from a date that ``datetime64`` in nanoseconds lacks.
@@ -91,6 +92,7 @@ class TimeColumn:
     shift: int = 0
     is_time: bool = True
     missing: tuple[Any, ...] = ()
+    calendar: str = ""
 
     def counts(self, values: AnyArray) -> tuple[IntArray, BoolArray]:
         """Return stored values as counts, and which of them are times; others are 0."""
@@ -109,9 +111,16 @@ class TimeColumn:
         )
         return np.where(valid, self.origin + (whole + self.shift) * self.step + parts, 0), valid
 
+    def labels(self, counts: IntArray) -> AnyArray:
+        """Return counts as ``datetime64``, objects of cftime, or as they are where they are no times."""
+        if self.calendar:
+            cftime = optional_module("cftime", f"times of the calendar {self.calendar!r}", "xarray")
+            return np.asarray(cftime.num2date(counts // 1000, "microseconds since 1970-01-01", self.calendar), object)
+        return counts.astype("M8[ns]") if self.is_time else counts
+
     def label(self, count: int) -> str:
         """Return a count as text."""
-        return str(np.datetime64(count, "ns")).removesuffix(".000000000") if self.is_time else str(count)
+        return str(self.labels(np.array([count]))[0]).removesuffix(".000000000").replace(" ", "T")
 
 
 def time_column(layout: ArrayLayout) -> TimeColumn:
@@ -139,8 +148,8 @@ def time_column(layout: ArrayLayout) -> TimeColumn:
         origin, one = ends.astype("M8[ns]").astype(np.int64).tolist()
         return TimeColumn(layout=layout, origin=origin, step=one - origin, missing=missing)
     first, second = ends.tolist()  # of cftime; a date before 1678, of times that may be later
-    if first.calendar not in _GREGORIAN:
-        raise UnsupportedFormatError(f"{where}: calendar {first.calendar!r} has days that datetime64 lacks; {remedy}")
     epoch = first.replace(year=1970, month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
     origin, step = (1000 * (span // timedelta(microseconds=1)) for span in (first - epoch, second - first))
-    return TimeColumn(layout=layout, origin=origin % step, step=step, shift=origin // step, missing=missing)
+    calendar = "" if first.calendar in _GREGORIAN else first.calendar
+    shift = origin // step
+    return TimeColumn(layout=layout, origin=origin % step, step=step, shift=shift, missing=missing, calendar=calendar)

@@ -181,9 +181,63 @@ def test_times_may_count_from_a_date_before_those_of_numpy(calendar, tmp_path):
     dates.attrs["units"] = "days since 1300-01-01"
     with pytest.raises(CorruptDataError, match=r"row 0 has no time: .* outside of the years 1678 to 2261"):
         scidata.open_dataset(path, **OPTIONS)
-    dates.attrs["calendar"] = "noleap"
-    with pytest.raises(UnsupportedFormatError, match="calendar 'noleap' has days that datetime64 lacks"):
-        scidata.open_dataset(path, **OPTIONS)
+
+
+@pytest.mark.parametrize("calendar", ["noleap", "360_day", "julian"])
+def test_times_of_calendars_of_models(calendar, tmp_path):
+    rng = np.random.default_rng(0)
+    path = table(
+        tmp_path / "model.zarr", BEGIN + np.arange(400), layout="zarr3", units="hours since 1900-01-01", old=False
+    )
+    dates = zarr.open_group(path)["dates"]
+    dates[:] = np.sort(rng.integers(0, 24 * 70, 400))  # over the end of February
+    dates.attrs.update(units="hours since 2004-02-28 06:00", calendar=calendar)
+    times = xr.decode_cf(xr.Dataset({"t": ("t", dates[:], dict(dates.attrs))}))["t"].to_index()
+    ds = scidata.open_dataset(path, **OPTIONS | {"window": "1D"})
+    first = times[0].replace(hour=0)
+    keys = xr.date_range(first, times[-1], freq="D", calendar=calendar, use_cftime=True)
+    assert ds.sample_keys("dates").tolist() == keys.tolist()
+    for sample, key in zip(ds, keys, strict=True):
+        seconds = np.array([(time - key).total_seconds() for time in times])
+        own = np.flatnonzero((seconds >= 0) & (seconds < 86400))
+        assert sample["bt"].tolist() == own.tolist()
+        assert sample["dates"].tolist() == seconds[own].tolist()
+        assert sample.source[0].time == key
+    ends = xr.CFTimeIndex(keys).slice_indexer("2004-03-02", "2004-03")
+    chosen = scidata.open_dataset(path, **OPTIONS | {"window": "1D"}, sel={"dates": slice("2004-03-02", "2004-03")})
+    assert chosen.sample_keys("dates").tolist() == keys[ends].tolist()
+    joined = scidata.join({"a": ds, "b": chosen}, on="dates", at={"a": "-1D"})
+    before = [(s["a"].source[0].time, s["b"].source[0].time) for s in joined]
+    assert before == [(day - pd.Timedelta("1D"), day) for day in keys[ends]]
+    with pytest.raises(ConfigError, match=r"sel of 'dates': .* are no times of its calendar"):
+        scidata.open_dataset(path, **OPTIONS, sel={"dates": slice("soon", None)})
+    with pytest.raises(ConfigError, match="no window begins there"):
+        scidata.open_dataset(path, **OPTIONS, sel={"dates": slice("2010", "2011")})
+
+
+def test_columns_that_lack_values(tmp_path):
+    num = 40
+    frame = pd.DataFrame({
+        "lat": np.linspace(-90, 90, num), "lon": np.linspace(0, 359, num),
+        "dates": pd.to_datetime(BEGIN + np.arange(num) * HOUR),
+        "level": pd.array(np.arange(num), "Int32"), "used": pd.array(np.arange(num) % 2 == 0, "boolean"),
+        "short": pd.array(np.arange(num), "Int16"), "whole": pd.array(np.arange(num), "Int64"),
+    })  # fmt: skip
+    frame.loc[[3, 17], "level"], frame.loc[[5], "used"], frame.loc[[9], "short"] = pd.NA, pd.NA, pd.NA
+    frame.to_parquet(tmp_path / "a.parquet", row_group_size=8)
+    frame.to_feather(tmp_path / "a.arrow")
+    for name in ("a.parquet", "a.arrow"):
+        ds = scidata.open_dataset(tmp_path / name, **OPTIONS)
+        dtypes = {"level": torch.float64, "used": torch.float32, "short": torch.float32, "whole": torch.int64}
+        for column, dtype in dtypes.items():
+            found = torch.cat([sample[column] for sample in ds])
+            assert found.dtype == dtype
+            expected = frame[column].to_numpy("f8", na_value=np.nan)
+            assert np.array_equal(found.numpy().astype("f8"), expected, equal_nan=True)
+        used = scidata.open_dataset(tmp_path / name, **OPTIONS, where={"used": True})
+        assert int(used.counts().sum()) == num // 2
+        some = scidata.open_dataset(tmp_path / name, **OPTIONS, where={"level": slice(None)})
+        assert int(some.counts().sum()) == num - 2
 
 
 def test_rows_of_other_times_are_found_out(tmp_path):
@@ -319,8 +373,12 @@ def test_parquet_is_read_by_row_groups_and_columns(tmp_path, monkeypatch):
     assert read == [(1, "bt"), (1, "dates")]
     counts = scidata.open_dataset(tmp_path / "obs.parquet", **opened, fields=["count"])
     assert counts[0]["count"].tolist() == list(range(12))
-    with pytest.raises(UnsupportedFormatError, match="'count' of int32 lacks values in row group 3"):
-        counts[7]
+    assert counts[7]["count"].isnan().tolist() == [i == 90 for i in range(84, 96)]
+    pq.write_table(pq.read_table(tmp_path / "obs.parquet"), tmp_path / "mute.parquet", write_statistics=False)
+    with pytest.raises(
+        UnsupportedFormatError, match="'count' of int32 lacks values in row group 0, and the file has no"
+    ):
+        scidata.open_dataset(tmp_path / "mute.parquet", **opened, fields=["count"])[7]
     frame["dates"] = frame["dates"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")
     frame.to_parquet(tmp_path / "zone.parquet")
     zone = scidata.open_dataset(tmp_path / "zone.parquet", **opened, where={"bt": slice(None)}, fields=["bt", "dates"])

@@ -189,7 +189,7 @@ def _warn_late(table: Table, row: int) -> None:
 
 def _listed(table: Table, step: int) -> TimeIndex | None:
     """Return the index that the file has, where it is one of the rows before each of its times."""
-    if table.where or not table.time.is_time:
+    if table.where or not table.time.is_time or table.time.calendar:
         return None
     for name, layout in table.source.arrays.items():
         match = _LISTED.fullmatch(name)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, segments_of_slice
 from scidata.core.cache import Cache
-from scidata.core.checks import check_int, check_optional_int, nanoseconds, refuse
+from scidata.core.checks import check_int, check_optional_int, nanoseconds, optional_module, refuse
 from scidata.core.options import ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import Array, ArrayLayout, FloatArray, IntArray
@@ -26,7 +26,7 @@ from scidata.meshes.formats.columns import ColumnsSource
 from scidata.meshes.samples import RawSamples
 from scidata.plan.array import ArrayPlan, exact_plan
 from scidata.plan.totals import ReadPlan
-from scidata.plan.windows import Windows, cut_windows, index_step
+from scidata.plan.windows import TimeIndex, Windows, cut_windows, index_step
 from scidata.read import Job
 from scidata.sources.times import TimeColumn
 from scidata.store.format.manifest import ArrayInfo, FieldInfo, SampleInfo
@@ -148,13 +148,16 @@ class WindowsReader(PointsReader):
         options, tables = self.options, [self._table(index) for index in range(len(self.files))]
         self._columns = [table.time for table in tables]  # which may count from other dates
         for table in tables:
-            if table.time.is_time != self._column.is_time:
-                raise ConfigError(f"{table.source.path}: {self.time!r} has units, or none, unlike that of {self.path}")
+            if (table.time.is_time, table.time.calendar) != (self._column.is_time, self._column.calendar):
+                raise ConfigError(
+                    f"{table.source.path}: {self.time!r} has units, or none, or a calendar unlike that of {self.path}"
+                )
         length = self._span("window", options.window)
         every = length if options.every is None else self._span("every", options.every)
         indices = index_tables(tables, index_step(length, every, HOUR * self._column.is_time), options.cache_dir)
         try:
-            self._take(cut_windows(indices, length, every, **self._chosen()))
+            chosen = self._chosen_days(indices, length, every) if self._column.calendar else self._chosen()
+            self._take(cut_windows(indices, length, every, **chosen))
         except ConfigError as e:
             raise ConfigError(f"{self.path}: {e}") from None
 
@@ -164,11 +167,27 @@ class WindowsReader(PointsReader):
             raise ConfigError(f"{name}={value!r}: must be more than 0")
         return found
 
-    def _chosen(self) -> dict[str, int | None]:
-        """Return the first and the last begin of windows that ``sel`` asks for."""
+    def _asked(self) -> slice:
         wanted = (self.options.sel or {}).get(self.time, slice(None))
         if not isinstance(wanted, slice) or wanted.step is not None:
             raise ConfigError(f"sel of {self.time!r}: expected a slice, such as slice('2019', '2021-06-30')")
+        return wanted
+
+    def _chosen_days(self, indices: Sequence[TimeIndex], length: int, every: int) -> dict[str, int | None]:
+        """Return what :meth:`_chosen` does, of days of another calendar, as xarray slices them."""
+        wanted, starts = self._asked(), cut_windows(indices, length, every).starts
+        if wanted == slice(None):
+            return {}
+        xarray = optional_module("xarray", f"sel of {self.time!r}", "xarray")
+        try:
+            starts = starts[xarray.CFTimeIndex(self._column.labels(starts)).slice_indexer(wanted.start, wanted.stop)]
+        except (ValueError, TypeError, KeyError) as e:
+            raise ConfigError(f"sel of {self.time!r}: {wanted} are no times of its calendar ({e})") from None
+        return {"first": int(starts[0]), "last": int(starts[-1])} if len(starts) else {"first": 1, "last": 0}
+
+    def _chosen(self) -> dict[str, int | None]:
+        """Return the first and the last begin of windows that ``sel`` asks for."""
+        wanted = self._asked()
         ends = {"first": wanted.start, "last": wanted.stop}
         what = f"end of sel of {self.time!r}"
         if not self._column.is_time:
@@ -201,15 +220,14 @@ class WindowsReader(PointsReader):
         return self._counts
 
     def sample_keys(self, on: str) -> npt.NDArray[Any]:
-        """Return the begin of each window, ``(num_samples,)``: datetime64, or integers. ``"time"`` means it, too."""
+        """Return the begin of each window, ``(num_samples,)``: times, or integers. ``"time"`` means it, too."""
         check_known(f"{self.path}: no key of samples", [on], [self.time, "time"])
-        return self.windows.starts.astype("M8[ns]") if self._column.is_time else self.windows.starts
+        return self._column.labels(self.windows.starts)
 
     def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
         """Return the rows of each table that a window lies in; of an empty one none of the first table."""
         window = self.numbering.locate(index)[0]
-        start = int(self.windows.starts[window])
-        begin = np.datetime64(start, "ns") if self._column.is_time else start
+        begin = self._column.labels(self.windows.starts[window : window + 1])[0]
         rows = self._rows(window, range(self._num_rows(window))) or [(0, range(0))]
         ends = [(table, (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)) for table, own in rows]
         return tuple(SampleSource(self.paths[table], window, begin, own) for table, own in ends)

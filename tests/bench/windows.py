@@ -1,8 +1,8 @@
 """Windows of a table of observations: CPU and bytes read of one window, beside xarray, pandas and pyarrow.
 
 Each reads the rows of six hours, drawn at random, of 100 days: four columns and the times (xarray has these in memory).
-The bytes that system calls of this process read are counted (``rchar``). ``--epoch`` writes a table block by block, reads
-all of its windows in order, and prints the memory after each tenth of them.
+The bytes that system calls of this process read are counted (``rchar``). ``--epoch`` writes a table block by
+block, reads all of its windows in order, and prints the memory after each tenth of them.
 """
 
 import argparse

@@ -137,8 +137,9 @@ def _containers(data: ModuleType) -> list[tuple[Any, str]]:
     batches = [type(data.Batch(_base_cls=base)) for base in (data.Data, data.HeteroData)]
     known = [data.Data, data.HeteroData, data.Batch, parts.DataEdgeAttr, parts.DataTensorAttr, *batches]
     known += [storage.BaseStorage, storage.GlobalStorage, storage.NodeStorage, storage.EdgeStorage]
-    stands = (_BatchMaker, "torch_geometric.data.batch.DynamicInheritanceGetter"), (_batch_of, "_batch_of")
-    stands += (_Dtype, "numpy.dtype"), *((_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core"))
+    stands: list[tuple[Any, str]] = [(_BatchMaker, "torch_geometric.data.batch.DynamicInheritanceGetter")]
+    stands += [(_batch_of, "_batch_of"), (_Dtype, "numpy.dtype")]
+    stands += [(_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     return [*stands, *((each, f"{each.__module__}.{each.__qualname__}") for each in known)]
 
 

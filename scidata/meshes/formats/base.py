@@ -109,15 +109,9 @@ class RawField:
     def read(self, rows: slice | None = None) -> AnyArray:
         """Read some rows of the entity's dimension, all of the other dimensions.
 
-        Parameters
-        ----------
-        rows
-            A slice with a positive step; None for all.
+        - ``rows``: a slice with a positive step; None for all.
 
-        Returns
-        -------
-        ndarray
-            ``shape`` with the selected rows along ``entity_dim``, C-contiguous, of dtype ``dtype``.
+        Returns ``shape`` with the selected rows along ``entity_dim``, C-contiguous, of dtype ``dtype``.
         """
         box = [slice(None)] * len(self.shape)
         box[self.entity_dim] = slice(None) if rows is None else rows

@@ -10,7 +10,6 @@ import importlib.util
 import io
 import os
 import pickle
-import re
 import signal
 import stat
 import subprocess
@@ -229,13 +228,13 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     needs = f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio"
     meshio: Any = optional_module("meshio", needs, "meshio")
     check_outside(path, allow_external=allow_external)
-    _check_zones(path)
     apart = os.path.splitext(path)[1].lower() in _COUNTED
     try:
         printed = io.StringIO()  # its reasons, before it ends the program
         # meshio may take text for a count at first
         with np.errstate(over="ignore"), contextlib.redirect_stdout(printed):
-            mesh = _read_apart(path) if apart else meshio.read(path)
+            of_obj = path.lower().endswith(".obj")
+            mesh = _read_apart(path) if apart else _read_obj(path, meshio) if of_obj else meshio.read(path)
     except (UnsupportedFormatError, CorruptDataError):
         raise
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
@@ -262,6 +261,21 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     )
 
 
+def _read_obj(path: str, meshio: Any) -> Any:
+    """Read OBJ; its normals and textures, which are of faces' corners, only where all go by their points' numbers."""
+    with open(path, "rb") as file:
+        lines = [line.split() for line in file]
+    num = {kind: sum(line[:1] == [kind] for line in lines) for kind in (b"v", b"vn", b"vt")}
+    corners = [corner.split(b"/") for line in lines if line[:1] == [b"f"] for corner in line[1:]]
+    if {num[b"vn"], num[b"vt"]} <= {0, num[b"v"]} and all({*each} <= {each[0], b""} for each in corners):
+        return meshio.read(path)
+    kept = [[word.split(b"/")[0] for word in line] for line in lines if line[:1] in ([b"v"], [b"f"], [b"g"])]
+    with tempfile.NamedTemporaryFile(suffix=".obj") as file:
+        file.writelines(b" ".join(line) + b"\n" for line in kept)
+        file.flush()
+        return meshio.read(file.name)
+
+
 def _is_binary_vtk(path: str) -> bool:
     """Whether a file is legacy VTK with binary arrays; of text that is cut off VTK makes up the rest."""
     if not path.lower().endswith(".vtk"):
@@ -282,17 +296,6 @@ def _read_by_vtk(path: str) -> MeshData:
     if mesh.cells is None:
         raise UnsupportedFormatError(f"{path}: has points without cells, which are read of .vtp; save it as that")
     return mesh
-
-
-def _check_zones(path: str) -> None:
-    """Refuse several zones of SU2: meshio keeps the cells of all, and the points of the last."""
-    if path.lower().endswith(".su2"):
-        with open(path, "rb") as file:
-            found = re.search(rb"^\s*NZONE\s*=\s*(\d+)", file.read(_HEAD), re.MULTILINE)
-        if found and int(found[1]) > 1:
-            raise UnsupportedFormatError(
-                f"{path}: has {int(found[1])} zones, of which meshio mixes up the points; write a file for each zone"
-            )
 
 
 def _read_apart(path: str, package: str = "meshio") -> Any:

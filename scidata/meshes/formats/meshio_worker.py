@@ -6,10 +6,15 @@ VTK writes; or ``error``, a text.
 
 import contextlib
 import io
+import itertools
 import os
 import pickle
+import re
 import resource
 import sys
+from typing import Any
+
+import numpy as np
 
 _MEMORY, _RATIO = 4 << 30, 100  # bytes beside a mesh, and for each byte of its file
 
@@ -23,9 +28,31 @@ def _limit(kind: int, most: int) -> None:
 def _by_meshio(path: str, folder: str) -> None:
     import meshio
 
-    mesh = meshio.read(path)
+    zones: list[bytes] = []
+    if path.lower().endswith(".su2"):
+        with open(path, "rb") as source:
+            head, *zones = re.split(rb"(?m)^\s*IZONE\s*=.*$", source.read())
+        said = re.search(rb"(?m)^\s*NZONE\s*=\s*(\d+)", head)
+        if said and int(said[1]) != max(len(zones), 1):
+            raise ValueError(f"has {len(zones)} of {int(said[1])} zones")
+    for i, zone in enumerate(zones):  # of several meshio would mix up the points
+        with open(os.path.join(folder, f"{i}.su2"), "wb") as file:
+            file.write(zone)
+    mesh = _joined([meshio.read(os.path.join(folder, f"{i}.su2")) for i in range(len(zones))] or [meshio.read(path)])
     with open(os.path.join(folder, "mesh"), "wb") as file:
         pickle.dump(mesh, file, protocol=5)
+
+
+def _joined(meshes: list[Any]) -> Any:
+    """Put zones into one mesh, whose cells say in ``zone`` which they are of; they share no points."""
+    if len(meshes) == 1:
+        return meshes[0]
+    firsts = [0, *itertools.accumulate([len(each.points) for each in meshes])]
+    blocks = [(block.type, block.data + firsts[i], i) for i, each in enumerate(meshes) for block in each.cells]
+    data = {name: [x for each in meshes for x in each.cell_data[name]] for name in meshes[0].cell_data}
+    data["zone"] = [np.full(len(cells), i) for _, cells, i in blocks]
+    points = np.concatenate([each.points for each in meshes])
+    return type(meshes[0])(points, [(kind, cells) for kind, cells, _ in blocks], cell_data=data)
 
 
 def _by_vtk(path: str, folder: str) -> None:

@@ -42,18 +42,11 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class PartitionReport:
     """The result of a run.
 
-    Attributes
-    ----------
-    num_samples
-        Samples of the whole store; this run had ``written`` and ``kept`` ones.
-    finished
-        True where the manifest was written: the store opens.
-    counts, nbytes
-        Over the samples of this run.
-    notes
-        By sample: fallbacks of the order, repairs.
-    planned
-        The samples of a dry run, else empty.
+    - ``num_samples``: samples of the whole store; this run had ``written`` and ``kept`` ones.
+    - ``finished``: true where the manifest was written: the store opens.
+    - ``counts``, ``nbytes``: over the samples of this run.
+    - ``notes``: by sample: fallbacks of the order, repairs.
+    - ``planned``: the samples of a dry run, else empty.
     """
 
     out: str
@@ -451,12 +444,8 @@ def _report(
 def finalize(out: str | os.PathLike[str]) -> PartitionReport:
     """Write the manifest of a store whose parts are all done.
 
-    Raises
-    ------
-    ConfigError
-        Samples are missing, a part is still running, or there is no store.
-    CorruptDataError, FieldMismatchError
-        A sample's description is damaged, or the samples do not agree.
+    Raises ConfigError: samples are missing, a part is still running, or there is no store; CorruptDataError,
+    FieldMismatchError: a sample's description is damaged, or the samples do not agree.
     """
     target = os.fspath(out)
     if not output.finished_samples(target):

@@ -400,9 +400,28 @@ def test_binary_legacy_polydata_by_vtk(tmp_path):
         read_samples(path)[0].fields["p"].read()
 
 
-def test_zones_of_su2_are_not_mixed_up(tmp_path):
-    zone = "NDIME= 2\nNELEM= 1\n5 0 1 2 0\nNPOIN= 3\n0 0 0\n1 0 1\n0 1 2\nNMARK= 0\n"
+def test_normals_of_corners_are_none_of_points(tmp_path):
+    path, points = tmp_path / "m.obj", "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 1 1 0\n"
+    one = "vn 0 0 1\n"
+    for text, fields in (
+        (f"{points}{4 * one}f 1//1 2//2 3//3\nf 2//2 4//4 3//3\n", {"obj:vn", "obj:group_ids"}),
+        (f"{points}{4 * one}f 1//2 2//2 3//3\nf 2//2 4//4 3//3\n", {"obj:group_ids"}),  # of other corners
+        (f"{points}{one}vt 0 0\nf 1/1/1 2/1/1 3/1/1\nf 2/1/1 4/1/1 3/1/1\n", {"obj:group_ids"}),
+    ):
+        path.write_text(text)
+        sample = read_samples(path)[0]
+        assert sample.cells.connectivity.tolist() == [0, 1, 2, 1, 3, 2]
+        assert set(sample.fields) == fields
+
+
+def test_zones_of_su2_lie_side_by_side(tmp_path):
+    zone = "NDIME= 2\nNELEM= 1\n5 0 1 2 0\nNPOIN= 3\n{x} 0 0\n1 0 1\n0 1 2\nNMARK= 0\n"
     path = tmp_path / "m.su2"
-    path.write_text(f"NZONE= 2\nIZONE= 1\n{zone}IZONE= 2\n{zone}")
-    with pytest.raises(UnsupportedFormatError, match="2 zones"):
+    path.write_text(f"NZONE= 2\nIZONE= 1\n{zone.format(x=0)}IZONE= 2\n{zone.format(x=7)}")
+    sample = read_samples(path)[0]
+    assert sample.points.tolist() == [[0, 0], [1, 0], [0, 1], [7, 0], [1, 0], [0, 1]]
+    assert sample.cells.connectivity.tolist() == [0, 1, 2, 3, 4, 5]
+    assert sample.fields["zone"].read().tolist() == [0, 1]
+    path.write_text(f"NZONE= 2\nIZONE= 1\n{zone.format(x=0)}")
+    with pytest.raises(UnsupportedFormatError, match="1 of 2 zones"):
         read_samples(path)[0]

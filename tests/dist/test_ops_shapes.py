@@ -63,6 +63,7 @@ RIGHT = [
     lambda x: x.view(2, 7, 6, 1),
     lambda x: x.view(2, 1, 7, 1, 6),
     lambda x: x.view((2, 42)),
+    lambda x: x.view(np.int64(2), torch.tensor(42)),
     lambda x: x.flatten(1),
     lambda x: x.flatten(1).unflatten(1, (7, 6)),
     lambda x: x.flatten(-2, -1).reshape(2, 7, -1),

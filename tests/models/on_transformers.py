@@ -85,6 +85,91 @@ PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "SAM vision": ("SamVisionModel", {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 16, "window_size": 2, "global_attn_indexes": [1], "output_channels": 8, "mlp_dim": 24}),
 }  # fmt: skip
 
+#: Sizes of small models, by the names that configurations have for them.
+SIZES: dict[str, Any] = {
+    **{name: size for size, names in {
+        16: """
+            hidden_size d_model n_embd dim emb_dim embed_dim embedding_size projection_dim lru_width
+            num_mel_bins patch_size
+        """,
+        2: """
+            num_hidden_layers num_attention_heads num_key_value_heads n_layer n_layers n_head n_heads
+            encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads num_layers
+            num_decoder_layers num_heads num_experts_per_tok num_feat_extract_layers
+            num_conv_pos_embedding_groups mamba_expand eos_token_id
+        """,
+        24: """
+            intermediate_size n_inner encoder_ffn_dim decoder_ffn_dim d_ff ffn_dim hidden_dim
+            moe_intermediate_size shared_expert_intermediate_size mlp_dim max_length
+        """,
+        64: "max_position_embeddings n_positions max_source_positions image_size",
+        50: "vocab_size",
+        8: """
+            head_dim d_kv kv_lora_rank q_lora_rank v_head_dim sliding_window attention_window
+            num_conv_pos_embeddings decoder_hidden_size
+        """,
+        4: """
+            num_local_experts num_experts n_routed_experts qk_rope_head_dim qk_nope_head_dim rotary_dim
+            mamba_d_state state_size ssm_state_size num_frames
+        """,
+        3: "num_channels conv_L_cache",
+        1: "n_group topk_group n_groups bos_token_id decoder_start_token_id first_k_dense_replace",
+        0: "pad_token_id",
+    }.items() for name in names.split()},
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "conv_dim": [8, 8],
+    "conv_stride": [5, 2],
+    "conv_kernel": [10, 3],
+    "tubelet_size": [2, 16, 16],
+}  # fmt: skip
+#: Types of configurations whose base model is made with these sizes, by what it is given: shapes of inputs, and the dims cut.
+TYPES: list[tuple[dict[str, tuple[int, ...]], tuple[int, ...], str]] = [
+    ({"input_ids": (2, 24)}, (1,), """
+        afmoe apertus apertus1p5_text arcee aria_text axk2 bailing_hybrid bart beam bert-generation big_bird
+        bigbird_pegasus biogpt bitnet camembert canine clip_text_model codegen cohere cohere2 cohere2_moe convbert
+        cpmant ctrl cwm data2vec-text deberta deepseek_v2 deepseek_v32 deepseek_v4 diffllama doge dpr ernie ernie4_5
+        ernie4_5_moe esm esmc eurobert exaone4 exaone_moe falcon_h1 falcon_mamba flaubert flex_olmo flint gemma
+        gemma3_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt_bigcode gpt_neox_japanese gpt_oss gptj granite
+        granite_docling_text granite_swa granitemoe granitemoe_swa granitemoeshared gte helium higgs_audio_v2 hrm_text
+        hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax ibert imagegpt inkling_text jais2 jamba jetmoe
+        jina_embeddings_v3 kimi_linear kolibri1 laguna lara_mini layoutlm led lfm2 lfm3 llama4_text longformer markuplm
+        mbart megatron-bert mellum minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral ministral3 mistral4
+        mistral_large4_text mixtral mobilebert modernbert-decoder molmo2_text moshi mpnet mpt muse_glimmer_text
+        muse_spark_text mvp nanochat nemotron nemotron_h nomic_bert olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt
+        openai_privacy_filter persimmon phi3 phimoe plbart qwen2_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
+        qwen3_vl_moe_text qwen3_vl_text qwen4_exp_text recurrent_gemma rembert roberta-prelayernorm roformer sarvam_mla
+        seed_oss smollm3 solar_open splinter squeezebert stablelm starcoder2 tapas tipsv2_text_model ultrabert
+        vaultgemma visual_bert xlm xlm-roberta xlm-roberta-xl yoso
+    """),
+    ({"input_ids": (2, 24), "decoder_input_ids": (2, 24)}, (1,), """
+        blenderbot blenderbot-small fsmt longt5 m2m_100 marian mt5 nllb-moe pegasus pegasus_x switch_transformers t5
+        umt5
+    """),
+    ({"pixel_values": (2, 3, 64, 64)}, (2, 3), """
+        aimv2_vision_model chinese_clip_vision_model data2vec-vision dinov2_with_registers dinov3_convnext dinov3_vit
+        dpt ijepa internvl_vision mlcd_vision_model mobilenet_v1 pixio pixtral pp_ocrv6_small_rec pp_ocrv6_tiny_rec
+        qianfan_ocr_vision radio sam3_vit_model sam_hq_vision_model sapiens2 segformer swiftformer tipsv2_vision_model
+        vit_msn yolos
+    """),
+    ({"pixel_values": (1, 4, 3, 64, 64)}, (3, 4), """
+        timesformer vivit
+    """),
+    ({"input_values": (2, 400)}, (1,), """
+        data2vec-audio hubert sew sew-d unispeech unispeech-sat wav2vec2 wav2vec2-conformer wavlm
+    """),
+    ({"input_values": (2, 1, 400)}, (2,), """
+        omniasr_audio pocket_tts_audio_tokenizer_encoder
+    """),
+    ({"input_features": (2, 64, 16)}, (1,), """
+        lasr_encoder nemotron3_5_transcribe_asr_audio nemotron3_diarization_audio nemotron_asr_streaming_encoder
+        parakeet_encoder
+    """),
+    ({"input_features": (2, 16, 64)}, (2,), """
+        glmasr_encoder voxtral_realtime_encoder
+    """),
+]  # fmt: skip
+
 
 def build(name: str, options: dict[str, Any]) -> Any:
     """Make a model from a small configuration."""
@@ -103,6 +188,27 @@ def build(name: str, options: dict[str, Any]) -> Any:
         config.backbone_config = tf.SwinConfig(image_size=64, embed_dim=8, window_size=2, **stages)
         config.auxiliary_in_channels, config.pool_scales = 32, [1, 2]
     return kind(config)
+
+
+def small(kind: str) -> Any:
+    """Make the base model of a type of configuration, with those of the sizes that it has."""
+    configured = tf.CONFIG_MAPPING[kind]
+    usual = configured()
+    alike = {
+        name for name, size in SIZES.items() if isinstance(getattr(usual, name, None), list) is isinstance(size, list)
+    }
+    config = configured(**{name: SIZES[name] for name in SIZES if hasattr(usual, name) and name in alike})
+    config.use_cache, config._experts_implementation = False, "eager"  # grouped products of experts know no float64
+    config.apply_spec_augment = False  # draws by NumPy, from what each rank holds
+    made: Any = tf.MODEL_MAPPING[type(config)]
+    return (made[0] if isinstance(made, tuple) else made)(config)
+
+
+def inputs_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return numbers of tokens, or pictures and sounds, of these shapes."""
+    return {
+        name: torch.randint(3, 50, shape) if "ids" in name else torch.randn(shape) for name, shape in shapes.items()
+    }
 
 
 def text(make: Callable[[], Any]) -> Case:
@@ -148,6 +254,15 @@ def cases() -> dict[str, Case]:
         found[name] = image(
             partial(build, kind, options), 2, 3, side, side, call=lambda model, x: without_cache(model, pixel_values=x)
         )
+    for shapes, dims, names in TYPES:
+        for name in names.split():
+            found[f"type {name}"] = Case(
+                build=partial(small, name),
+                inputs=partial(inputs_of, shapes),
+                cut=dict.fromkeys(shapes, dims),
+                call=without_cache,
+                tolerance=1e-5,  # many have norms and positions in single precision, whatever they are given
+            )
     series = {
         "prediction_length": 4,
         "context_length": 24,

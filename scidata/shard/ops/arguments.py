@@ -79,10 +79,10 @@ def _renamed(
 
 
 def integers(*given: int | Sequence[int]) -> tuple[int, ...]:
-    """Return integers that were given one by one or as one sequence."""
+    """Return integers, also NumPy's or tensors of one, that were given one by one or as one sequence."""
     found: list[int] = []
     for each in given:
-        found += map(operator.index, (each,) if isinstance(each, int) else each)
+        found += map(operator.index, each if isinstance(each, Sequence) else (each,))
     return tuple(found)
 
 

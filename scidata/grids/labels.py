@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from scidata.core.checks import optional_module
 from scidata.core.options import Crop
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import ArrayLayout, IntArray, Segments, Source
-from scidata.errors import ConfigError, UnknownNameError, near_matches, visible
+from scidata.errors import ConfigError, TooLargeError, UnknownNameError, near_matches, visible
 from scidata.grids.partition import per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
@@ -214,8 +215,10 @@ def _written_times(source: Source, dim: str) -> npt.NDArray[Any] | None:
 
 
 def _texts_in(source: Source, name: str, dim: str) -> npt.NDArray[np.str_] | None:
-    found = read_text(source, name)
-    return found[1] if found is not None and found[0] == (dim,) else None
+    with contextlib.suppress(TooLargeError):  # then nothing labels them
+        found = read_text(source, name)
+        return found[1] if found is not None and found[0] == (dim,) else None
+    return None
 
 
 def _names_in(source: Source, dim: str) -> npt.NDArray[Any] | None:

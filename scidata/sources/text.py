@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from scidata.core.checks import largest_encoded
 from scidata.core.types import Source
-from scidata.errors import CorruptDataError
+from scidata.errors import CorruptDataError, TooLargeError
 from scidata.sources.groups import GroupSource
 from scidata.sources.hdf5.walk import Attributes, Naming, clean_attributes, damage_as_corrupt_data, open_h5
 from scidata.sources.netcdf import NetCDF3Source
 
-_MOST_TEXT = 1 << 22  # sizes are checked before they are allocated
+_MOST_TEXT = 1 << 24  # sizes are checked before they are allocated
 _MOST_CHUNKS = 1 << 16  # usually one; along an unlimited dimension, one a row
 
 
@@ -52,8 +52,7 @@ def read_text(source: Source, name: str) -> tuple[tuple[str, ...], npt.NDArray[n
     """
     if isinstance(source, GroupSource):
         return read_text(source.file, f"{source.group}/{name}")
-    of_zarr = getattr(source, "read_text", None)
-    if of_zarr is not None:
+    if (of_zarr := getattr(source, "read_text", None)) is not None:
         found = of_zarr(name)
         return None if found is None else (found[0], _as_str(found[1]))
     if name not in getattr(source, "skipped", {}) or source.format not in ("netcdf3", "netcdf4", "hdf5"):
@@ -68,40 +67,37 @@ def read_text(source: Source, name: str) -> tuple[tuple[str, ...], npt.NDArray[n
     with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(where):
         if not _is_local(h5, name) or h5[name].is_virtual or h5[name].external:
             return None
-        dset = h5[name]
+        dset, naming = h5[name], getattr(source, "naming", Naming)(h5)
         if h5py.check_string_dtype(dset.dtype) is None:
             return None
-        _check_size(dset.shape, where)
-        joined = dset.dtype == np.dtype("S1") and dset.ndim > 1
+        _check_size((*dset.shape, dset.dtype.itemsize), where)
         _check_encoded(dset, where)
-        naming: type[Naming] = getattr(source, "naming", Naming)
-        dims = tuple(posixpath.basename(d) for d in naming(h5).dims(Attributes(dset), name))
+        joined = dset.dtype == np.dtype("S1") and dset.ndim > 1
+        dims = tuple(map(posixpath.basename, naming.dims(Attributes(dset), name)))
         return dims[: len(dims) - joined], _as_str(np.asarray(dset[...]), joined=joined)
 
 
 def _as_str(values: npt.NDArray[Any], *, joined: bool = False) -> npt.NDArray[np.str_]:
     """Return bytes, characters along the last dimension (``joined``) or objects as texts."""
+    shape = values.shape[: values.ndim - joined]
+    found = values.ravel().tolist()
     if joined:
-        lines = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
-        return np.array(_joined(lines), np.str_).reshape(values.shape[:-1])
-    texts = [x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in values.ravel().tolist()]
-    return np.array(texts, np.str_).reshape(values.shape)
-
-
-def _joined(text: npt.NDArray[np.bytes_]) -> list[str]:
-    return [b"".join(row.tolist()).split(b"\x00")[0].decode("utf-8", "replace").strip() for row in text]
+        lines = values.reshape(math.prod(shape), values.shape[-1])
+        found = [b"".join(line.tolist()).split(b"\x00")[0].strip() for line in lines]
+    texts = [x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in found]
+    return np.array(texts, np.str_).reshape(shape)
 
 
 def _check_size(shape: tuple[int, ...], where: str) -> None:
     if math.prod(shape) > _MOST_TEXT:
-        raise CorruptDataError(f"{where} has shape {shape}, which is too much text; the header is damaged")
+        raise TooLargeError(f"{where} has shape {shape}, which is too much text for names; is the header damaged?")
 
 
 def _check_encoded(dataset: h5py.Dataset, where: str) -> None:
     """Raise where a chunk's bytes in the file could fill the memory when HDF5 decodes them, whatever the shape says."""
     if not dataset.chunks:
         return
-    most = largest_encoded(math.prod(dataset.chunks))
+    most = largest_encoded(math.prod(dataset.chunks) * dataset.id.get_type().get_size())
     num_chunks = dataset.id.get_num_chunks()
     sizes: list[int] = []
     if num_chunks <= _MOST_CHUNKS:

@@ -285,25 +285,20 @@ def _rectilinear(shapes: object, shape: tuple[int, ...], where: str) -> tuple[li
         raise UnsupportedFormatError(f"{where}: chunk_shapes {shapes!r} must have an entry for each of {shape}")
     largest, edges = list[int](), list[tuple[int, ...]]()
     for given, size in zip(shapes, shape, strict=True):
-        runs = given if isinstance(given, list) else [given]
-        runs = [run if isinstance(run, list) else [run, 1] for run in runs]
+        wrong = f"{where}: chunk_shapes {given!r} are no sizes, or pairs of size and count, that hold {size} rows"
+        runs = [run if isinstance(run, list) else [run, 1] for run in (given if isinstance(given, list) else [given])]
         if not runs or any(len(run) != 2 for run in runs):
-            raise UnsupportedFormatError(
-                f"{where}: chunk_shapes {given!r} are no sizes, and no pairs of size and count"
-            )
-        pairs = np.array([_sizes(run, "chunk_shapes", where, least=1) for run in runs], np.int64)
-        largest.append(int(pairs[:, 0].max()))
+            raise UnsupportedFormatError(wrong)
+        sizes, counts = np.array([_sizes(run, "chunk_shapes", where, least=1) for run in runs], np.int64).T
+        largest.append(int(sizes.max()))
         if not isinstance(given, list):
             edges.append(())
             continue
-        if pairs[:, 1].sum() > max(size, 1):  # as many chunks as rows at most
-            raise UnsupportedFormatError(f"{where}: chunk_shapes {given!r} are more chunks than {size} rows")
-        ends = np.cumsum(np.repeat(pairs[:, 0], pairs[:, 1]))
-        if ends[-1] < size:
-            raise UnsupportedFormatError(f"{where}: chunk_shapes {given!r} hold {ends[-1]} rows of {size}")
+        if counts.sum() > max(size, 1) or sizes @ counts < size:  # at most as many chunks as rows
+            raise UnsupportedFormatError(wrong)
+        ends = np.cumsum(np.repeat(sizes, counts))
         used = ends[: np.searchsorted(ends, size) + 1] if size else ends[:0]  # chunks past the end hold nothing
-        alike = len(set(pairs[:, 0].tolist())) == 1
-        edges.append(() if alike else (0, *used.tolist()))
+        edges.append(() if (sizes == sizes[0]).all() else (0, *used.tolist()))
     return largest, tuple(edges) if any(edges) else ()
 
 

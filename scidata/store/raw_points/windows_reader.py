@@ -7,6 +7,7 @@ on, as they follow each other in the table, or in several; a *piece* is those th
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from scidata.meshes.formats.columns import ColumnsSource
 from scidata.meshes.samples import RawSamples
 from scidata.plan.array import ArrayPlan, exact_plan
 from scidata.plan.totals import ReadPlan
-from scidata.plan.windows import TimeIndex, Windows, cut_windows, index_step
+from scidata.plan.windows import Windows, cut_windows, index_step
 from scidata.read import Job
 from scidata.sources.times import TimeColumn
 from scidata.store.format.manifest import ArrayInfo, FieldInfo, SampleInfo
@@ -156,8 +157,8 @@ class WindowsReader(PointsReader):
         every = length if options.every is None else self._span("every", options.every)
         indices = index_tables(tables, index_step(length, every, HOUR * self._column.is_time), options.cache_dir)
         try:
-            chosen = self._chosen_days(indices, length, every) if self._column.calendar else self._chosen()
-            self._take(cut_windows(indices, length, every, **chosen))
+            cut = functools.partial(cut_windows, indices, length, every)
+            self._take(cut(**(self._chosen_days(cut().starts) if self._column.calendar else self._chosen())))
         except ConfigError as e:
             raise ConfigError(f"{self.path}: {e}") from None
 
@@ -167,15 +168,9 @@ class WindowsReader(PointsReader):
             raise ConfigError(f"{name}={value!r}: must be more than 0")
         return found
 
-    def _asked(self) -> slice:
-        wanted = (self.options.sel or {}).get(self.time, slice(None))
-        if not isinstance(wanted, slice) or wanted.step is not None:
-            raise ConfigError(f"sel of {self.time!r}: expected a slice, such as slice('2019', '2021-06-30')")
-        return wanted
-
-    def _chosen_days(self, indices: Sequence[TimeIndex], length: int, every: int) -> dict[str, int | None]:
-        """Return what :meth:`_chosen` does, of days of another calendar, as xarray slices them."""
-        wanted, starts = self._asked(), cut_windows(indices, length, every).starts
+    def _chosen_days(self, starts: IntArray) -> dict[str, int | None]:
+        """Return what :meth:`_chosen` does, of begins that are days of another calendar, as xarray slices them."""
+        wanted = self._asked()
         if wanted == slice(None):
             return {}
         xarray = optional_module("xarray", f"sel of {self.time!r}", "xarray")
@@ -184,6 +179,12 @@ class WindowsReader(PointsReader):
         except (ValueError, TypeError, KeyError) as e:
             raise ConfigError(f"sel of {self.time!r}: {wanted} are no times of its calendar ({e})") from None
         return {"first": int(starts[0]), "last": int(starts[-1])} if len(starts) else {"first": 1, "last": 0}
+
+    def _asked(self) -> slice:
+        wanted = (self.options.sel or {}).get(self.time, slice(None))
+        if not isinstance(wanted, slice) or wanted.step is not None:
+            raise ConfigError(f"sel of {self.time!r}: expected a slice, such as slice('2019', '2021-06-30')")
+        return wanted
 
     def _chosen(self) -> dict[str, int | None]:
         """Return the first and the last begin of windows that ``sel`` asks for."""

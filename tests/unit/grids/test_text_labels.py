@@ -81,3 +81,16 @@ def test_texts_label_rows_and_are_keys(tmp_path: Path, kind: str) -> None:
         assert np.array_equal(sample["a"]["t"].numpy(), sample["b"]["t"].numpy())
     with pytest.raises(ConfigError, match="'flihgt' has no value for each sample"):
         scidata.join({"a": both, "b": mine}, on="flihgt")
+
+
+def test_many_long_texts(tmp_path: Path) -> None:
+    names = [f"station {number:06d} with a long name" for number in range(3000)]
+    data = xr.Dataset({"t": ("station", np.arange(3000.0))}, {"station": np.array(names, object)})
+    data.to_netcdf(tmp_path / "a.nc", unlimited_dims=["station"])  # chunks of references to texts
+    with h5py.File(tmp_path / "a.h5", "w") as h5:
+        h5["t"] = data["t"].values
+        h5.create_dataset("station", data=np.array(names, "S40"), chunks=(1000,), compression="gzip")
+        h5["station"].make_scale("station")
+        h5["t"].dims[0].attach_scale(h5["station"])
+    for file in ("a.nc", "a.h5"):
+        assert scidata.open_dataset(tmp_path / file, sample_dim="station")[2999].source[0].time == names[2999]

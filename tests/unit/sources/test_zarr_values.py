@@ -104,9 +104,9 @@ def test_chunks_of_one_size_by_another_name(tmp_path):
         grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": shapes}}
         _write(tmp_path, STORED, "int16", [], chunks=chunks, grid=grid)
         assert np.array_equal(_read(tmp_path), STORED)
-    wrong = [([[2, 2], 4], "an entry for each"), ("all", "an entry for each"), ([[2], 4, 5], "hold 2 rows of 4")]
+    wrong = [([[2, 2], 4], "an entry for each"), ("all", "an entry for each"), ([[2], 4, 5], "that hold 4 rows")]
     wrong += [([[], 4, 5], "no sizes"), ([[[2, "x"]], 4, 5], "integers"), ([[1, 0, 3], 4, 5], "below 1")]
-    wrong += [([[[1, 10**9]], 4, 5], "more chunks than 4 rows"), ([[[3, 1, 1]], 4, 5], "no pairs")]
+    wrong += [([[[1, 10**9]], 4, 5], "that hold 4 rows"), ([[[3, 1, 1]], 4, 5], "no sizes, or pairs")]
     for shapes, message in wrong:
         grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": shapes}}
         _write(tmp_path, STORED, "int16", [], grid=grid)

@@ -143,7 +143,7 @@ TYPES: list[tuple[dict[str, tuple[int, ...]], tuple[int, ...], str]] = [
         vaultgemma visual_bert xlm xlm-roberta xlm-roberta-xl yoso
     """),
     ({"input_ids": (2, 24), "decoder_input_ids": (2, 24)}, (1,), """
-        blenderbot blenderbot-small fsmt longt5 m2m_100 marian mt5 nllb-moe pegasus pegasus_x switch_transformers t5
+        blenderbot blenderbot-small longt5 m2m_100 marian mt5 nllb-moe pegasus pegasus_x switch_transformers t5
         umt5
     """),
     ({"pixel_values": (2, 3, 64, 64)}, (2, 3), """
@@ -159,7 +159,7 @@ TYPES: list[tuple[dict[str, tuple[int, ...]], tuple[int, ...], str]] = [
         data2vec-audio hubert sew sew-d unispeech unispeech-sat wav2vec2 wav2vec2-conformer wavlm
     """),
     ({"input_values": (2, 1, 400)}, (2,), """
-        omniasr_audio pocket_tts_audio_tokenizer_encoder
+        omniasr_audio
     """),
     ({"input_features": (2, 64, 16)}, (1,), """
         lasr_encoder nemotron3_5_transcribe_asr_audio nemotron3_diarization_audio nemotron_asr_streaming_encoder
@@ -194,10 +194,9 @@ def small(kind: str) -> Any:
     """Make the base model of a type of configuration, with those of the sizes that it has."""
     configured = tf.CONFIG_MAPPING[kind]
     usual = configured()
-    alike = {
-        name for name, size in SIZES.items() if isinstance(getattr(usual, name, None), list) is isinstance(size, list)
-    }
-    config = configured(**{name: SIZES[name] for name in SIZES if hasattr(usual, name) and name in alike})
+    lists = {name for name in SIZES if isinstance(getattr(usual, name, None), list | tuple)}
+    own = [name for name, size in SIZES.items() if hasattr(usual, name) and isinstance(size, list) is (name in lists)]
+    config = configured(**{name: SIZES[name] for name in own})
     config.use_cache, config._experts_implementation = False, "eager"  # grouped products of experts know no float64
     config.apply_spec_augment = False  # draws by NumPy, from what each rank holds
     made: Any = tf.MODEL_MAPPING[type(config)]
@@ -261,6 +260,7 @@ def cases() -> dict[str, Case]:
                 inputs=partial(inputs_of, shapes),
                 cut=dict.fromkeys(shapes, dims),
                 call=without_cache,
+                train="input_values" not in shapes,  # in training their inputs have to be leaves without gradients
                 tolerance=1e-5,  # many have norms and positions in single precision, whatever they are given
             )
     series = {

@@ -24,6 +24,13 @@ def scripted(x, others: list[torch.Tensor]):
     return x
 
 
+def set_by_data(x):
+    """A parameter that is set by the first batch, as in a flow, and an activation of one number."""
+    own = torch.nn.Parameter(torch.zeros(5, 5).to(x))
+    own.data = x.detach().std(0)
+    return own * x + F.prelu(x[0, 0, 0], x[0, 0, :1])
+
+
 def definite(x):
     return x @ x.mT + 3 * EYE
 
@@ -38,6 +45,10 @@ def written(write):
 
 
 CASES = {
+    "diagonals of sums": lambda x: [torch.einsum("iij->ij", x), torch.einsum("i...i", x), torch.einsum("iik,kki->i", x, x)],
+    "masks of plain": lambda x: [PLAIN[x > 0], PLAIN[x[:, 0, 0] > 0], PLAIN.expand(2, 5, 5, 5)[:, x > 0]],
+    "gradients in a batch": lambda x: torch.autograd.grad((x * x).sin(), x, torch.stack([x, x * 2]), is_grads_batched=True, create_graph=True),
+    "data is set": set_by_data,
     "diff": lambda x: [torch.diff(x), x.diff(n=2, dim=0), x.diff(dim=1, prepend=x, append=x[:, :2]), x.diff(9, 2)],
     "diff of bools": lambda x: (x > 0).diff(dim=0),
     "gradient": lambda x: [*torch.gradient(x), *torch.gradient(x, spacing=0.5, dim=1, edge_order=2)],
@@ -134,6 +145,8 @@ def check_two_axes(rank, num_ranks):
             "padded to the longest",
             "of lists",
             "lists are written to",
+            "diagonals of sums",
+            "data is set",
         ):
             try:
                 assert_like_one_process(CASES[name], [x], [spec], rtol=1e-10, atol=1e-10)

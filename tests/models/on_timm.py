@@ -162,6 +162,14 @@ PICTURES: dict[str, dict[str, Any]] = {
     "lowformer_b0": {},
     "hgnet_tiny": {},
 }
+#: More variants: pictures of 32 by 32 for the first, of 64 by 64 for the others.
+SMALL_VITS = """vit_medium_patch16_gap_240 vit_small_patch16_rope_224 vit_small_patch16_rope_mixed_224 vit_wee_patch16_reg1_gap_256
+    vit_betwixt_patch16_rope_reg4_gap_256 vit_dpwee_patch16_reg1_gap_256 aimv2_large_patch14_224 beit3_base_patch16_224
+    eva02_base_patch14_224 vit_so150m_patch16_reg4_gap_256 vit_pwee_patch16_reg1_gap_256 vit_base_patch16_siglip_224"""
+MORE = """hardcorenas_a lcnet_035 fbnetc_100 tinynet_e semnasnet_075 mnasnet_small gernet_s regnetz_005 ghostnetv2_100 mobilenetv1_100
+    tf_efficientnetv2_b0 resnet18d edgenext_x_small repghostnet_058 starnet_s1 convnext_zepto_rms legacy_seresnet18 spnasnet_100
+    resnet14t mobilevitv2_075 nf_resnet26 convnextv2_femto resnetv2_18d"""
+PICTURES |= dict.fromkeys(SMALL_VITS.split(), VIT) | {name: {} for name in MORE.split()}
 
 
 def cases() -> dict[str, Case]:

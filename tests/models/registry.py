@@ -21,6 +21,8 @@ LIBRARIES = {
     "physicsnemo": "physicsnemo",
     "others": "monai",
     "weather": "credit",
+    "vits": "vit_pytorch",
+    "flows": "normflows",
 }
 
 

@@ -16,6 +16,8 @@ _PACKAGES = {
     "pyg": "torch-geometric",
     "physicsnemo": "nvidia-physicsnemo",
     "weather": "miles-credit",
+    "vits": "vit-pytorch",
+    "flows": "normflows",
 }
 
 

@@ -117,11 +117,18 @@ def variants(op: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _into_out(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the function's results, written into tensors of their layout, and these tensors."""
+    """Return the function's results, written into tensors of their layout, and these tensors.
+
+    Of plain tensors they are what the function itself returns: ``ihfftn`` of torch 2.13 writes conjugates to ``out=``.
+    """
     with torch.no_grad():
-        out = tree_map_only(Tensor, torch.zeros_like, function(*args, **kwargs))
+        found = function(*args, **kwargs)
+        out = tree_map_only(Tensor, torch.zeros_like, found)
         torch.default_generator.manual_seed(1)
-        return [function(*args, **kwargs, out=out), out]
+        result = function(*args, **kwargs, out=out)
+        if any(isinstance(x, ShardTensor) for x in tree_leaves((args, kwargs))):
+            return [result, out]
+        return [None if result is None else found, found]
 
 
 def on_ranks(

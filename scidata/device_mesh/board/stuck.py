@@ -52,6 +52,7 @@ _SCIDATA = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 #: Where Python code runs before an error reaches the user's frames, so that another error can take its place.
 _HANDLING = (*HANDLERS_OF_ERRORS, os.path.join(_SCIDATA, "shard", ""))
 _OURS = (os.path.join(_SCIDATA, ""), *COLLECTIVES)
+_NO_SCRIPTS = (os.path.join(_SCIDATA, ""), os.path.join(os.path.dirname(os.path.dirname(dist.__file__)), ""))
 
 
 class StallDetector:
@@ -104,7 +105,7 @@ def collective_of(thread: int) -> tuple[dist.ProcessGroup, str, str] | None:
     """Return the group of the collective that a thread stands in, its name, and the line of the script; or None."""
     frame = sys._current_frames().get(thread)
     group, name = None, ""
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and frame.f_code.co_filename.startswith(_NO_SCRIPTS):
         if group is None and "group" in (values := frame.f_locals):
             group, name = values["group"] or dist.group.WORLD, frame.f_code.co_name
         frame = frame.f_back

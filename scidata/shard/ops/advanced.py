@@ -20,7 +20,7 @@ from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of
-from scidata.shard.ops.moving import replicated, sharded_on
+from scidata.shard.ops.moving import as_sharded, replicated, sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.sizes import facts_of, ones
@@ -59,6 +59,8 @@ def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor])
 def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
     """Take rows of a plain tensor by each rank's own numbers."""
     (dim, index), *rest = tensors.items()
+    if not rest and isinstance(index, ShardTensor) and index.dtype == torch.bool:
+        return _take_mask(func, as_sharded(table, index.spec), dim, index)
     if rest or not isinstance(index, ShardTensor) or index.dtype == torch.bool:
         raise unsupported(func, "several indices of a plain tensor, or a mask", *specs_of([*tensors.values()]))
     spec = index.spec

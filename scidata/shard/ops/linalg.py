@@ -101,19 +101,26 @@ def linear(func: TensorFunction, x: Tensor, weight: Tensor, bias: Tensor | None 
 
 @handles(torch.einsum, torch.functional.einsum, any_order=True)
 def einsum(func: TensorFunction, given: str, *args: Tensor | Sequence[Tensor]) -> Tensor:
-    """Einstein sums without a letter twice in one operand."""
+    """Einstein sums; of a letter that an operand has twice, the diagonal is taken first."""
     operands = several(args)
     specs = specs_of(operands)
     equation = _spelled_out(given, operands) if isinstance(given, str) else ""
     match = re.fullmatch(r"([a-zA-Z]*(?:,[a-zA-Z]*)*)(?:->([a-zA-Z]*))?", equation)
     inputs = match[1].split(",") if match else []
-    if match is None or len(inputs) != len(operands) or any(len(set(i)) != len(i) for i in inputs):
+    if match is None or len(inputs) != len(operands):
         raise unsupported(func, f"the equation {given!r} is not supported", *specs, remedy="name each dim once")
     letters = "".join(inputs)
     out = match[2] if match[2] is not None else "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     for names, x in zip(inputs, operands, strict=True):
         if len(names) != len(x.shape):
             raise RuntimeError(f"einsum: {names!r} names {len(names)} dims, but the operand has {len(x.shape)}")
+    for i, names in enumerate(inputs):
+        twice = next((c for c in names if names.count(c) > 1), None)
+        if twice is not None:
+            operands[i] = operands[i].diagonal(0, names.index(twice), names.rindex(twice))
+            first, _, last = names.rpartition(twice)
+            inputs[i] = first.replace(twice, "", 1) + last + twice
+            return torch.einsum(f"{','.join(inputs)}->{out}", *operands)
     lone = [{c for c in names if c not in out and letters.count(c) == 1} for names in inputs]
     if any(lone):  # as torch does; then backward never keeps a view of an operand on ranks with one row
         operands = [

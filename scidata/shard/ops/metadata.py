@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 from weakref import getweakrefs
 
 import torch
@@ -92,6 +92,16 @@ def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
     written(x)
     if changed:
         become(x, x.like(x.local, x.spec, x.copied, x.global_strides))
+
+
+def _set_own(x: Tensor, value: Tensor) -> None:
+    _DATA.__set__(x, value.full_tensor() if isinstance(value, ShardTensor) and type(x) is torch.nn.Parameter else value)
+
+
+# torch asks the tensor alone whose data is set, and would have a plain one point at memory that is not there: flows
+# set their parameters by the first batch
+_DATA: Any = Tensor.data
+torch.nn.Parameter.data = property(_DATA.__get__, _set_own)  # type: ignore[assignment, unused-ignore]
 
 
 @handles("_has_compatible_shallow_copy_type", keeps_replicated=True, any_order=True)
@@ -304,6 +314,13 @@ def grad(
     **kwargs: bool,
 ) -> tuple[Tensor | None, ...]:
     """Differentiate with respect to sharded tensors. A sharded output needs its ``grad_outputs``. Collective."""
+    if kwargs.pop("is_grads_batched", False):
+        rows = list(
+            zip(*_several(grad_outputs), strict=True)
+        )  # a shard's batch is not split: it is no dim of the output
+        flags = [kwargs | ({} if i == len(rows) - 1 else {"retain_graph": True}) for i in range(len(rows))]
+        each = [grad(func, outputs, inputs, row, **flag) for row, flag in zip(rows, flags, strict=True)]
+        return tuple(None if g[0] is None else torch.stack(g) for g in zip(*each, strict=True))
     given = _gradients(func, outputs, grad_outputs)
     for x in inputs:
         if isinstance(x, Later):

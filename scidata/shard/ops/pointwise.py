@@ -247,6 +247,8 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         raise RuntimeError(f"prelu: a weight of shape {own} does not fit an input of shape {shape}")
     name: Hashable = 1 if own == (channels,) and len(shape) > 1 else "weight"
     dims = range(len(shape))
+    if isinstance(weight, ShardTensor) and name == "weight":
+        weight = weight.full_tensor()
     return on_parts(F.prelu, F.prelu, [input, weight], [dims, [name] * len(own)], dims)
 
 

@@ -143,8 +143,8 @@ def drawn(
     whole = [_whole(func, x).copy_(x.full_tensor()) if isinstance(x, ShardTensor) else x for x in operands]
     given, options = rebuild(whole)
     result = func(*given, generator=generator, **options)
-    spec = next(x.spec for x in operands if isinstance(x, ShardTensor) and x.shape == result.shape)
-    return to_layout(ShardTensor(result, spec.replicated(result.shape)), spec)
+    spec = next((x.spec for x in operands if isinstance(x, ShardTensor) and x.shape == result.shape), None)
+    return result if spec is None else to_layout(ShardTensor(result, spec.replicated(result.shape)), spec)
 
 
 @handles("multinomial")

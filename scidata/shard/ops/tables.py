@@ -104,6 +104,7 @@ def embedding_bag(
 
         if not is_sharded(weight):
             return of_table(local_of(weight), *given)
+        _refuse(func, operands, {key: options.get(key) for key in ("max_norm", "sparse")}, "look up without it")
         labels = [["id", "feature"], *[["in bag"] for _ in given]]
         count = len(starts) - include_last_offset
         return on_parts(func, of_table, [whole_along(weight, 0), *given], labels, ["bag", "feature"], {"bag": count})

@@ -152,6 +152,10 @@ def test_faults_are_named_with_the_row(tmp_path):
         scidata.open_dataset(path, **OPTIONS)
     with pytest.raises(ConfigError, match=r"where of 'qc': .*windows are chosen by their time with sel="):
         scidata.open_dataset(late, **OPTIONS, where={"qc": slice("2020", None)})
+    with pytest.raises(UnknownNameError, match=r"windows have no 'date'; did you mean 'dates'"):
+        scidata.open_dataset(late, **OPTIONS, sel={"date": slice("2020", None)})
+    with pytest.raises(UnknownNameError, match=r"no field 'btt'; did you mean 'bt'"):
+        scidata.open_dataset(late, **OPTIONS, weights="btt")
     with pytest.raises(UnknownNameError, match=r"no field 'date'.*dates"):
         scidata.open_dataset(late, **OPTIONS | {"time": "date"})
     with pytest.raises(FieldMismatchError, match="tells no times"):

@@ -85,8 +85,10 @@ class PointsReader(PartReader):
         if draw is not None and (entity := draw.only_one(str(self.path))) != "point":
             raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {entity!r}")
         check_cut(options.bounds, options.weights, what="points are", known=("even", "chunk"))
-        if isinstance(options.weights, str) and options.weights == "measured":
-            raise ConfigError(f"{self.path}: weights='measured' is for stores: scidata partition makes one")
+        if isinstance(options.weights, str):
+            if options.weights == "measured":
+                raise ConfigError(f"{self.path}: weights='measured' is for stores: scidata partition makes one")
+            self._known(options.weights)
         if options.cut_like is not None:
             options.refuse(
                 "bounds", "weights", "subsample", "edges", why="means nothing where points follow a grid (cut_like)"

@@ -128,7 +128,7 @@ class WindowsReader(PointsReader):
         none = "means nothing for windows of a table"
         options.refuse(*(name for name in (*ONLY_GRIDS, *SAMPLES, "edges") if name != "sel"), why=none)
         refuse({"pool_bytes": bool(options.pool_bytes), "decode": options.by_node}, none)
-        check_known("sel: windows are chosen by", options.sel or (), [self.time])
+        check_known("sel: windows have no", options.sel or (), [self.time])
         check_no_ghosts(options, shown)
 
     def _all_fields(self) -> Mapping[str, FieldInfo]:

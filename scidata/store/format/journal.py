@@ -25,10 +25,9 @@ _NAME = "journal"
 
 
 class Journal:
-    """The steps of one sample that are done, in a folder that is made, or goes on as it is.
+    """The steps of one sample that are done, in a folder that is made, or goes on as it is; None: nothing is kept.
 
     ``key`` says what the result depends on. Where it was another, or any file is not what was written, all begins anew.
-    ``folder`` None: nothing is kept, and steps are just done.
     """
 
     def __init__(self, folder: str | None, key: str) -> None:
@@ -130,8 +129,7 @@ def _encoded(made: object) -> object:
         return {"spool": [name, made.dtype.str, made.shape[1:], len(made), made.crc]}
     if isinstance(made, Buckets):
         return {"buckets": [_encoded(made.bounds), _encoded(made.columns)]}
-    if isinstance(made, np.ndarray | np.generic):
-        made = np.asarray(made)
+    if isinstance(made, np.ndarray):
         return {"array": [base64.b64encode(made.tobytes()).decode(), made.dtype.str, made.shape]}
     if isinstance(made, dict):
         return {"dict": {name: _encoded(each) for name, each in made.items()}}

@@ -367,11 +367,9 @@ class _SampleWriter:
         **layout: Any,
     ) -> None:  # fmt: skip
         sums: dict[str, Checksums] = {}
-        is_new = False
+        done = self._done
 
         def write() -> tuple[dict[str, Any], Checksums, dict[str, Any] | None]:
-            nonlocal is_new
-            is_new = True
             remove(os.path.join(self._folder, path))  # half of it, of a run that was killed
             how = {"tick": self._wrote, "checksums": sums, "statistics": statistics, **layout}
             info = write_array(self._group, path, read, **how)
@@ -384,7 +382,7 @@ class _SampleWriter:
         self._arrays[path] = ArrayInfo(**info)
         if figures is not None:
             self._statistics[path] = StoredMoments(**figures)
-        if not is_new:
+        if self._done == done:  # an earlier run has written it
             self._wrote(math.prod(info["shape"]) * np.dtype(info["dtype"]).itemsize)
 
     def _write_blocks(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -1,8 +1,7 @@
 """Ranks that wait for each other in different operations: found by what each has begun, and named.
 
-Each rank that has stood in a collective for some seconds posts where it stands. The first rank, where it stands too,
-reads what the others have posted, and looks for ranks that wait for each other in a circle, or have met in one
-collective of a group with different calls. Both end by nothing but a timeout, so slow ranks are never taken for them.
+A rank that has stood in a collective for some seconds posts where. The first rank, if it stands too, looks for circles
+of ranks, and for ranks in one collective with different calls: neither ends but by a timeout; slow ranks are neither.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _STOOD = 5.0  # s in one collective, before others hear of it
 _MOST_NAMED = 3  # places of an error's text
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Stand:
     """Where a rank stands: in a collective of a group, the line of its script, and what it had begun by then."""
 
@@ -38,9 +37,7 @@ class Stand:
         if found is None or found[0].group_name not in started:
             return None
         group, call, line = found
-        return cls(
-            group=group.group_name, ranks=dist.get_process_group_ranks(group), call=call, line=line, started=started
-        )
+        return cls(group.group_name, dist.get_process_group_ranks(group), call, line, started)
 
     def waits_for(self, other: Stand) -> bool:
         """Whether another rank of the group has not come to this collective, or to another call of the same number."""
@@ -52,15 +49,13 @@ class Deadlocks:
     """The part of a board that looks for them."""
 
     def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._stalls = stuck.StallDetector()
+        self._rank, self._stalls = rank, stuck.StallDetector()
         self._posted: Stand | None = None
         self._seen: Mapping[int, Stand] = {}
 
     def look(self, posts: Postings, thread: int, num_ranks: int, *, reads: bool) -> Event | None:
         """Post where a thread stands; the first rank returns the event of a deadlock that it has seen twice."""
-        how = self._stalls.look(thread)
-        stands = how is not None and self._stalls.seconds > _STOOD and not self._stalls.is_of_two
+        stands = self._stalls.look(thread) is not None and self._stalls.seconds > _STOOD and not self._stalls.is_of_two
         stand = Stand.of(thread) if stands else None
         if stand != self._posted:
             self._posted = stand
@@ -71,10 +66,8 @@ class Deadlocks:
         before, self._seen = self._seen, in_circle({rank: Stand(**values) for rank, values in found if values})
         if not self._seen or self._seen != before:
             return None
-        first: dict[str, str] = {}
-        for rank, each in self._seen.items():
-            first.setdefault(each.line, f"rank {rank} is in {each.call} of {each.line}")
-        places = "; ".join(list(first.values())[:_MOST_NAMED])
+        first = {s.line: f"rank {rank} is in {s.call} of {s.line}" for rank, s in reversed(self._seen.items())}
+        places = "; ".join([*reversed(first.values())][:_MOST_NAMED])
         text = f"ranks wait for each other in different operations: {places}"
         return Event(kind="stuck", rank=self._rank, text=text)
 
@@ -82,12 +75,6 @@ class Deadlocks:
 def in_circle(stands: Mapping[int, Stand]) -> dict[int, Stand]:
     """Return the ranks that wait for a rank which waits itself: each of those that have no end."""
     left = dict(stands)
-    while True:
-        waiting = {
-            rank: each
-            for rank, each in left.items()
-            if any(other != rank and other in left and each.waits_for(left[other]) for other in each.ranks)
-        }
-        if len(waiting) == len(left):
-            return left
-        left = waiting
+    while gone := [r for r, each in left.items() if not any(each.waits_for(left[o]) for o in each.ranks if o in left)]:
+        left = {rank: each for rank, each in left.items() if rank not in gone}
+    return left

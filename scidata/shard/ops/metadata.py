@@ -98,8 +98,7 @@ def _set_own(x: Tensor, value: Tensor) -> None:
     _DATA.__set__(x, value.full_tensor() if isinstance(value, ShardTensor) and type(x) is torch.nn.Parameter else value)
 
 
-# torch asks the tensor alone whose data is set, and would have a plain one point at memory that is not there: flows
-# set their parameters by the first batch
+# torch asks the tensor alone whose data is set, and would have a plain one point at memory that is not there
 _DATA: Any = Tensor.data
 torch.nn.Parameter.data = property(_DATA.__get__, _set_own)  # type: ignore[assignment, unused-ignore]
 

@@ -39,7 +39,7 @@ from scidata.shard.compile.torch_internals import (
     make_boxed,
     set_compiled_call,
 )
-from scidata.shard.compile.values import Leaf, Values, aliases_of, leaf_of
+from scidata.shard.compile.values import Leaf, Values, aliases_of, firsts_of, leaf_of
 from scidata.shard.compile.watch import noting
 from scidata.shard.op_table import FALLBACKS
 from scidata.shard.torch_internals import backward_pass, has_dual_level, is_in_a_mode, is_transforming, tree_flatten
@@ -142,7 +142,12 @@ class Region:
             leaves = [leaf_of(x) for x in flat]
         except NotCapturedError as e:
             return self._eagerly(call, args, kwargs, str(e))
-        what = *casts(), *surroundings(), chosen_by_user()  # a function computes with, besides its arguments
+        what = (
+            firsts_of(flat),
+            *casts(),
+            *surroundings(),
+            chosen_by_user(),
+        )  # a function computes with, besides its arguments
         key = tree, *[leaf.key for leaf in leaves], *what, aliases_of([x for leaf in leaves for x in leaf.tensors])
         all_leaves = leaves
         if self._is_differentiated:
@@ -274,7 +279,18 @@ class Region:
         hooked = next((type(x).__name__ for x in snapshot.modules if x is not self._module and has_hooks(x)), None)
         if hooked is not None:
             raise NotCapturedError(f"a {hooked} inside it has hooks")
-        return capture(call, leaves, tree, snapshot, options.compilers(), left_out, known, fuses=fuses, folds=folds)
+        return capture(
+            call,
+            leaves,
+            firsts_of(flat),
+            tree,
+            snapshot,
+            options.compilers(),
+            left_out,
+            known,
+            fuses=fuses,
+            folds=folds,
+        )
 
     def _open(self, reason: str) -> None:
         """Run eagerly from now on, and let the modules inside be captured by themselves."""

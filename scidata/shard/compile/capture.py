@@ -111,6 +111,7 @@ def casts() -> list[tuple[str, bool, torch.dtype]]:
 def capture(
     function: Callable[..., Any],
     leaves: Sequence[Leaf],
+    firsts: Sequence[int],
     tree: Any,
     snapshot: Snapshot,
     compilers: tuple[Compiler, Compiler],
@@ -122,6 +123,7 @@ def capture(
 ) -> Captured:
     """Capture a call; raises NotCapturedError.
 
+    ``firsts``: of each leaf the place of the first that is the same tensor.
     No loss uses the results whose numbers are ``left_out``. With ``folds``, what is computed of constants alone is not
     captured, but computed, so that its values can be read. ``known`` are results of its collectives in an eager call.
     """
@@ -139,7 +141,8 @@ def capture(
     def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
         with _swapped(places, tensors[: len(places)], snapshot.modules):
             left = iter(tensors[len(places) :])
-            given = [make(*[next(left) for _ in range(num)]) for make, num in makes]
+            made_each = [make(*[next(left) for _ in range(num)]) for make, num in makes]
+            given = [made_each[i] for i in firsts]
             args, kwargs = tree_unflatten(given, tree)
             before = contents((args, kwargs))
             with context, _unchanged((args, kwargs), tensors) if context is constants else nullcontext():

@@ -355,6 +355,8 @@ def touches(code: types.CodeType) -> str:
     for each in _nested(code):
         if "type" in each.co_names and not {"Tensor", "Parameter"}.isdisjoint(each.co_names):
             return "may ask for the type of a tensor"
+        if {"sys", "modules"} <= {*each.co_names}:
+            return "looks into sys.modules"
         for i in dis.get_instructions(each):
             is_called = i.opname == "LOAD_METHOD" or (sys.version_info >= (3, 12) and (i.arg or 0) & 1)
             if i.argval in _READ and i.opname.startswith("LOAD_") and not (i.argval == "grad" and is_called):

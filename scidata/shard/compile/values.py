@@ -285,6 +285,12 @@ def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
     return Leaf(key=leaf.key, tensors=leaf.tensors, make=make)
 
 
+def firsts_of(flat: Sequence[object]) -> tuple[int, ...]:
+    """Return for each leaf the place of the first that is the same tensor: code may ask whether two are one."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(x), i) if isinstance(x, Tensor) else i for i, x in enumerate(flat))
+
+
 def aliases_of(tensors: Sequence[Tensor]) -> tuple[Hashable, ...]:
     """Return for each tensor the first that is the same, or lies in the same storage, and how far apart they begin."""
     first: dict[int, int] = {}

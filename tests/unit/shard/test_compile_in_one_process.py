@@ -2,6 +2,7 @@
 
 import random
 import secrets
+import sys
 import uuid
 
 import numpy as np
@@ -90,6 +91,33 @@ def test_each_call_computes_the_same_as_an_eager_one(function):
         assert type(found[1][0][2][0]) is torch.Size
     if function in (returns_size, ALIKE[-1]):
         assert any(regions_of(compiled)[0].captured.values())
+
+
+def are_one(x, y):
+    return 2 * x + y + (x is y)
+
+
+FACTOR = 2.0
+
+
+def looks_into_modules(x, y):
+    return x * sys.modules[__name__].FACTOR + y
+
+
+@pytest.mark.filterwarnings("ignore:scidata.compile")
+def test_arguments_that_are_one_tensor_and_globals_of_modules_by_name(monkeypatch):
+    for function in (are_one, looks_into_modules):
+        compiled = scidata.compile(function, backend="aot_eager")
+        for index, is_one in enumerate([False] * 3 + [True] * 4 + [False]):
+            monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0 + index // 4)
+            found = []
+            for call in (function, compiled):
+                x = torch.linspace(0, 1, 3).requires_grad_(index % 2 == 0)
+                y = x if is_one else x.detach().clone()
+                result = call(x, y)
+                found.append((result.detach(), torch.autograd.grad(result.sum(), x)[0] if x.requires_grad else x))
+            torch.testing.assert_close(*found, rtol=0, atol=0)
+        assert sum(map(len, regions_of(compiled)[0].captured.values())) >= (3 if function is are_one else 0)
 
 
 @pytest.mark.filterwarnings("ignore:scidata.compile")

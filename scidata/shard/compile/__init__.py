@@ -142,12 +142,8 @@ class Region:
             leaves = [leaf_of(x) for x in flat]
         except NotCapturedError as e:
             return self._eagerly(call, args, kwargs, str(e))
-        what = (
-            firsts_of(flat),
-            *casts(),
-            *surroundings(),
-            chosen_by_user(),
-        )  # a function computes with, besides its arguments
+        # what a function computes with, besides its arguments
+        what = firsts_of(flat), *casts(), *surroundings(), chosen_by_user()
         key = tree, *[leaf.key for leaf in leaves], *what, aliases_of([x for leaf in leaves for x in leaf.tensors])
         all_leaves = leaves
         if self._is_differentiated:
@@ -279,18 +275,8 @@ class Region:
         hooked = next((type(x).__name__ for x in snapshot.modules if x is not self._module and has_hooks(x)), None)
         if hooked is not None:
             raise NotCapturedError(f"a {hooked} inside it has hooks")
-        return capture(
-            call,
-            leaves,
-            firsts_of(flat),
-            tree,
-            snapshot,
-            options.compilers(),
-            left_out,
-            known,
-            fuses=fuses,
-            folds=folds,
-        )
+        given = leaves, firsts_of(flat), tree, snapshot, options.compilers()
+        return capture(call, *given, left_out, known, fuses=fuses, folds=folds)
 
     def _open(self, reason: str) -> None:
         """Run eagerly from now on, and let the modules inside be captured by themselves."""

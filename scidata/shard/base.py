@@ -19,6 +19,7 @@ from scidata.shard.torch_internals import (
     forbid_address,
     make_wrapper,
     version_of,
+    watch_data,
     watch_functions,
     watch_scripts,
     watch_transforms,
@@ -83,6 +84,7 @@ class ShardBase(Tensor):
             watch_functions(ShardBase, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
             watch_transforms(ShardBase, TRANSFORMS)
             watch_scripts(ShardBase)
+            watch_data(ShardBase)
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "

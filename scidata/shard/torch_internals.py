@@ -4,12 +4,13 @@ Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` tes
 other module uses a private name; those of process groups and loaders are in
 :mod:`scidata.device_mesh.torch_internals`.
 
-Five things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
+Six things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
 ``autograd.Function.apply`` by one that looks at the arguments first, and ``forward`` of those functions whose ``apply``
 may have been taken before. :func:`keep_out_of_graphs`: the first tensor made, or model parallelized, in a process that
 has Dynamo adds this package to the modules that Dynamo does not trace. The first ShardTensor also has
 :func:`watch_transforms` put functions that look at the arguments first in the places of four that ``torch.func`` calls,
-and :func:`watch_scripts` one in that of scripted functions' ``__call__``.
+and :func:`watch_scripts` and :func:`watch_data` one in those of scripted functions' ``__call__`` and of parameters'
+``data``.
 The first model parallelized has ``torch.compile`` look whether it is given one
 (:mod:`scidata.shard.compile.of_torch`).
 """
@@ -430,6 +431,19 @@ def watch_scripts(kind: type[Tensor]) -> None:
         return called(*args, **kwargs) if called is not None else plain(self, *args, **kwargs)
 
     torch.jit.ScriptFunction.__call__ = call  # type: ignore[method-assign, assignment, unused-ignore]
+
+
+def watch_data(kind: type[Any]) -> None:
+    """Have ``parameter.data = x`` take all values of a tensor of this kind, where the parameter is a plain one.
+
+    torch asks the parameter alone, which would point at memory that is not there.
+    """
+    plain: Any = Tensor.data
+
+    def set_data(x: Tensor, value: Any) -> None:
+        plain.__set__(x, value.full_tensor() if isinstance(value, kind) and type(x) is torch.nn.Parameter else value)
+
+    torch.nn.Parameter.data = property(plain.__get__, set_data)  # type: ignore[assignment, unused-ignore]
 
 
 def sees(given: object, kind: type[Tensor]) -> bool:

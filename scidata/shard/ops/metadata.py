@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 from weakref import getweakrefs
 
 import torch
@@ -92,15 +92,6 @@ def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
     written(x)
     if changed:
         become(x, x.like(x.local, x.spec, x.copied, x.global_strides))
-
-
-def _set_own(x: Tensor, value: Tensor) -> None:
-    _DATA.__set__(x, value.full_tensor() if isinstance(value, ShardTensor) and type(x) is torch.nn.Parameter else value)
-
-
-# torch asks the tensor alone whose data is set, and would have a plain one point at memory that is not there
-_DATA: Any = Tensor.data
-torch.nn.Parameter.data = property(_DATA.__get__, _set_own)  # type: ignore[assignment, unused-ignore]
 
 
 @handles("_has_compatible_shallow_copy_type", keeps_replicated=True, any_order=True)

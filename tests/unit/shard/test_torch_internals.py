@@ -94,6 +94,7 @@ def test_private_names_of_torch_are_used_in_three_files():
 
 PATCHED = """
 import pkgutil, importlib, sys, logging, atexit
+import torch
 import torch.distributed as dist
 from torch.autograd import Function
 apply = Function.__dict__["apply"]
@@ -107,10 +108,10 @@ for folder in ("shard", "loader", "device_mesh", "data", "interop"):
         if found.name != "scidata.shard.parallel.pipeline":  # for pipelines alone: torch imports dynamo for them
             importlib.import_module(found.name)
 assert Function.__dict__["apply"] is apply
+assert "data" not in vars(torch.nn.Parameter)
 assert sys.excepthook is sys.__excepthook__
 assert dist.c10d_logger._c10d_logger.filters == []
 assert "torch._dynamo" not in sys.modules
-import torch
 from scidata.shard import ShardSpec, ShardTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -121,6 +122,7 @@ with fake_group(2):
 checked = Function.__dict__["apply"].__func__
 assert "scidata" in checked.__code__.co_filename
 assert any(cell.cell_contents is apply for cell in checked.__closure__)  # replaced once
+assert torch.nn.Parameter.data.fget.__self__ is torch.Tensor.data
 """
 
 

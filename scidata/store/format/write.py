@@ -228,7 +228,9 @@ def write_sample(
     scratch = scratch_of(store, sample.index)
     journal = journal or Journal(None, "")
     journal.step("nothing is written yet", lambda: remove(temporary))
-    os.makedirs(scratch, mode=0o700, exist_ok=True)  # there already with spools of the sample, where it has some
+    if journal.folder is None:  # else the folder is the journal's, with the spools of the sample
+        remove(scratch)
+        os.makedirs(scratch, mode=0o700)
     try:
         with no_room_named(store, sample.index, sample.name):
             info = _SampleWriter(temporary, scratch, sample, max_field_bytes, tick, journal).write()

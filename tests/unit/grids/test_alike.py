@@ -279,14 +279,14 @@ def calls(function):
 @pytest.mark.parametrize(
     ("store", "opening", "first", "later"),  # calls a sample of two fields
     [
-        ("a step a chunk", 585, 109, 71),
-        ("raw", 608, 87, 49),
-        ("steps", 704, 119, 79),
-        ("shards", 1151, 239, 75),
+        ("a step a chunk", 610, 109, 71),
+        ("raw", 640, 87, 49),
+        ("steps", 740, 119, 79),
+        ("shards", 1215, 245, 75),
         ("hdf5", 1058, 126, 104),
-        ("hdf5 tiles", 1071, 344, 206),
-        ("contiguous hdf5", 504, 66, 44),
-        ("netcdf 3 records", 531, 90, 70),
+        ("hdf5 tiles", 1115, 344, 206),
+        ("contiguous hdf5", 540, 66, 44),
+        ("netcdf 3 records", 565, 90, 70),
     ],
 )
 def test_calls_of_first_and_later_epochs(store, opening, first, later, tmp_path):

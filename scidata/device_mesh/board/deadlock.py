@@ -51,7 +51,8 @@ class Deadlocks:
     def __init__(self, rank: int) -> None:
         self._rank, self._stalls = rank, stuck.StallDetector()
         self._posted: Stand | None = None
-        self._seen: Mapping[int, Stand] = {}
+        self._num_posted = -1  # by all ranks, when their stands were read
+        self._seen: dict[int, Stand] = {}
 
     def look(self, posts: Postings, thread: int, num_ranks: int, *, reads: bool) -> Event | None:
         """Post where a thread stands; the first rank returns the event of a deadlock that it has seen twice."""
@@ -60,16 +61,23 @@ class Deadlocks:
         if stand != self._posted:
             self._posted = stand
             posts.post(f"stands/{self._rank}", stand and asdict(stand))
-        if stand is None or self._rank or not reads:
+            posts.count("stands")
+        if stand is None or self._rank or not reads or not (stuck_ranks := self.seen_twice(posts, num_ranks)):
             return None
-        found = ((rank, posts.find(f"stands/{rank}")) for rank in range(num_ranks))
-        before, self._seen = self._seen, in_circle({rank: Stand(**values) for rank, values in found if values})
-        if not self._seen or self._seen != before:
-            return None
-        first = {s.line: f"rank {rank} is in {s.call} of {s.line}" for rank, s in reversed(self._seen.items())}
+        first = {s.line: f"rank {rank} is in {s.call} of {s.line}" for rank, s in reversed(stuck_ranks.items())}
         places = "; ".join([*reversed(first.values())][:_MOST_NAMED])
         text = f"ranks wait for each other in different operations: {places}"
+        self._seen = {}  # told once
         return Event(kind="stuck", rank=self._rank, text=text)
+
+    def seen_twice(self, posts: Postings, num_ranks: int) -> dict[int, Stand]:
+        """Return the ranks in a circle since the last call: one message, but where some rank stands elsewhere now."""
+        before, self._num_posted = self._num_posted, posts.count("stands", 0)
+        if self._num_posted == before:
+            return self._seen
+        found = ((rank, posts.find(f"stands/{rank}")) for rank in range(num_ranks))
+        self._seen = in_circle({rank: Stand(**values) for rank, values in found if values})
+        return {}
 
 
 def in_circle(stands: Mapping[int, Stand]) -> dict[int, Stand]:

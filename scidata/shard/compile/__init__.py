@@ -21,7 +21,7 @@ from scidata.errors import ConfigError, near_matches
 from scidata.shard.attention.algorithms import chosen_by_user
 from scidata.shard.comm.operators import OtherValuesError, expecting, tapes, telling
 from scidata.shard.comm.operators import noting as keep
-from scidata.shard.compile.backward import ranks_of, tell_ranks, watch_results
+from scidata.shard.compile.backward import mesh_of, tell_ranks, watch_results
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
 from scidata.shard.compile.reach import EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
@@ -112,11 +112,11 @@ class Region:
     def _plainly(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a call without a graph; where gradients of the first are differentiated, later ones are run so, too."""
         result = call(*args, **kwargs)
-        if torch.is_grad_enabled() and (ranks := ranks_of((args, kwargs))):
+        if torch.is_grad_enabled() and (mesh := mesh_of((args, kwargs))) is not None:
 
             def tell() -> None:
                 self._is_differentiated |= not self.captured
-                tell_ranks(self.name, ranks, "without a graph")
+                tell_ranks(self.name, mesh, "without a graph")
 
             watch_results(result, tell)
         return result
@@ -174,7 +174,7 @@ class Region:
             except NotCapturedError as e:
                 made, reason, is_effect = None, str(e), isinstance(e, EffectError)
         if made is not None:
-            made.again.name, made.again.ranks = self.name, ranks_of(flat)
+            made.again.name, made.again.mesh = self.name, mesh_of(flat)
             self.captured.setdefault(key, group).append(made)
             return self._by_graph(made, leaves, call, args, kwargs)
         if self._values is None and not is_effect and any(leaf.by_value(keeps=False).is_fixed for leaf in leaves):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh.board import common_postings, has_peers, record_error
 from scidata.errors import UnsupportedShardOp
@@ -54,7 +55,7 @@ class Again:
     sends: bool = False  # whether its backward graph has collectives
     next_left_out: Sequence[int] | None = None  # other such numbers, by a backward pass since
     name: str = ""
-    ranks: Sequence[int] = ()  # which make such calls together
+    mesh: DeviceMesh | None = None  # whose ranks make such calls together
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors as the graph gets them: those that get gradients as views, made by :class:`_Inputs`."""
@@ -129,9 +130,9 @@ class Again:
         """Run the call again, and return the gradients of its tensors by their places."""
         create_graph = torch.is_grad_enabled()
         self._check(inputs)
-        if create_graph and self.ranks and inputs.last_told != backward_pass():
+        if create_graph and self.mesh is not None and inputs.last_told != backward_pass():
             inputs.last_told = backward_pass()
-            tell_ranks(self.name, self.ranks, "by a graph" if self.sends else "")
+            tell_ranks(self.name, self.mesh, "by a graph" if self.sends else "")
         nodes = {i: node for i, (node, _) in zip(inputs.trained, inputs.next_functions, strict=False)}
         places = [*filter(lambda i: is_needed(nodes[i]), nodes), *self.unused]
         averaged = [nodes[i] for i in nodes.keys() & self.put_off.keys() if is_accumulated(nodes[i])]
@@ -168,14 +169,15 @@ class Again:
 _num_told: Counter[str] = Counter()
 
 
-def tell_ranks(name: str, ranks: Sequence[int], how: str) -> None:
+def tell_ranks(name: str, mesh: DeviceMesh, how: str) -> None:
     """Tell others how this rank computes gradients that are differentiated; the last raises where that does not fit.
 
     A graph's rank runs the call again for that, so that two backward passes meet other ranks where an eager one adds
     gradients first. ``how`` is "" where neither sends. No rank waits.
     """
     _num_told[name] += 1
-    posts, key = common_postings(), f"differentiated/{ranks}/{name}/{_num_told[name]}"
+    ranks: list[int] = mesh.mesh.flatten().tolist()
+    posts, key = common_postings(), f"differentiated/{hash((*ranks,))}/{name}/{_num_told[name]}"
     found = posts.vote(key, len(ranks), how)
     if found is None:
         return
@@ -190,11 +192,10 @@ def tell_ranks(name: str, ranks: Sequence[int], how: str) -> None:
         raise error
 
 
-def ranks_of(arguments: object) -> Sequence[int]:
-    """Return the ranks that hold the first sharded tensor among some arguments."""
+def mesh_of(arguments: object) -> DeviceMesh | None:
+    """Return the mesh of the first sharded tensor among some arguments; None where there are no other ranks."""
     shard = next((x for x in tree_leaves(arguments) if isinstance(x, ShardBase)), None)
-    ranks: list[int] = [] if shard is None or not has_peers() else shard.spec.device_mesh.mesh.flatten().tolist()
-    return ranks
+    return None if shard is None or not has_peers() else shard.spec.device_mesh
 
 
 def watch_results(results: object, tell: Callable[[], None]) -> None:

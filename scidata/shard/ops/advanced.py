@@ -61,8 +61,8 @@ def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) 
     (dim, index), *rest = tensors.items()
     if not rest and isinstance(index, ShardTensor) and index.dtype == torch.bool:
         return _take_mask(func, as_sharded(table, index.spec), dim, index)
-    if rest or not isinstance(index, ShardTensor) or index.dtype == torch.bool:
-        raise unsupported(func, "several indices of a plain tensor, or a mask", *specs_of([*tensors.values()]))
+    if rest or not isinstance(index, ShardTensor):
+        raise unsupported(func, "several indices of a plain tensor", *specs_of([*tensors.values()]))
     spec = index.spec
     flat_rows(index.local, dim, table.shape[dim])
     local = replicate_to_shards(table, spec.shard_groups)[(slice(None),) * dim + (index.local,)]

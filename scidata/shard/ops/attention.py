@@ -157,7 +157,8 @@ def _with_dropout(operands: dict[str, Tensor], how: _Options) -> Tensor:
     key, value, mask = whole_along(key, -2), whole_along(value, -2), operands.get("attn_mask")
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
     root = math.sqrt(1 / math.sqrt(query.shape[-1]) if how.scale is None else how.scale)
-    scores = ((query.to(wide) * root) @ (key.to(wide) * root).transpose(-2, -1)).contiguous()  # as in one process
+    # contiguous: a product is made anew in one process, too, so that its order in memory is known
+    scores = ((query.to(wide) * root) @ (key.to(wide) * root).transpose(-2, -1)).contiguous()
     if how.is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if mask is not None:

@@ -108,7 +108,9 @@ def einsum(func: TensorFunction, given: str, *args: Tensor | Sequence[Tensor]) -
     match = re.fullmatch(r"([a-zA-Z]*(?:,[a-zA-Z]*)*)(?:->([a-zA-Z]*))?", equation)
     inputs = match[1].split(",") if match else []
     if match is None or len(inputs) != len(operands):
-        raise unsupported(func, f"the equation {given!r} is not supported", *specs, remedy="name each dim once")
+        raise unsupported(
+            func, f"the equation {given!r} is not supported", *specs, remedy="name the dims of each operand by letters"
+        )
     letters = "".join(inputs)
     out = match[2] if match[2] is not None else "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     for names, x in zip(inputs, operands, strict=True):

@@ -305,12 +305,11 @@ def grad(
 ) -> tuple[Tensor | None, ...]:
     """Differentiate with respect to sharded tensors. A sharded output needs its ``grad_outputs``. Collective."""
     if kwargs.pop("is_grads_batched", False):
-        rows = list(
-            zip(*_several(grad_outputs), strict=True)
-        )  # a shard's batch is not split: it is no dim of the output
+        # one pass a row: the batch comes before the output's dims, and is not split
+        rows = list(zip(*_several(grad_outputs), strict=True))
         flags = [kwargs | ({} if i == len(rows) - 1 else {"retain_graph": True}) for i in range(len(rows))]
         each = [grad(func, outputs, inputs, row, **flag) for row, flag in zip(rows, flags, strict=True)]
-        return tuple(None if g[0] is None else torch.stack(g) for g in zip(*each, strict=True))
+        return tuple(None if g[0] is None else torch.stack(g) for g in zip(each[0], *each[1:], strict=True))
     given = _gradients(func, outputs, grad_outputs)
     for x in inputs:
         if isinstance(x, Later):

@@ -4,13 +4,14 @@ import dataclasses
 import threading
 import time
 import types
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from scidata.device_mesh.board import processes
 from scidata.device_mesh.board.board import BoardState
-from scidata.device_mesh.board.deadlock import Stand, in_circle
+from scidata.device_mesh.board.deadlock import Deadlocks, Stand, in_circle
 from scidata.device_mesh.board.events import Event, events_of, failed, left, post
 from scidata.device_mesh.board.store import Postings, call_with_timeout
 from scidata.errors import ConfigError, RankFailedError
@@ -278,3 +279,24 @@ def test_only_those_who_wait_for_each_other_for_ever_are_in_a_circle():
     third = {2: stand("h", [0, 1, 2], h=2)}  # waits for one that waits in a circle
     assert in_circle(circle | third) == circle | third
     assert in_circle({0: stand("g", [0, 1], g=4), 1: stand("g", [0, 1], "barrier", g=4)})
+
+
+def test_where_ranks_stand_is_read_again_only_where_it_has_changed(posts):
+    asked: list[str] = []
+    counted: Any = types.SimpleNamespace(
+        find=lambda key: asked.append(key) or posts.find(key),
+        count=lambda key, more: asked.append(key) or posts.count(key, more),
+    )
+    deadlocks = Deadlocks(0)
+    circle = {0: stand("g", [0, 1], g=4, h=1), 1: stand("h", [0, 1], g=3, h=2)}
+    for rank, each in circle.items():
+        assert deadlocks.seen_twice(counted, 512) == {}
+        posts.post(f"stands/{rank}", dataclasses.asdict(each))
+        posts.count("stands")
+    assert deadlocks.seen_twice(counted, 512) == {}  # seen once
+    asked.clear()
+    assert [deadlocks.seen_twice(counted, 512) for _ in range(5)] == [circle] * 5
+    assert asked == ["stands"] * 5
+    posts.post("stands/1", None)  # slow, and no circle
+    posts.count("stands")
+    assert [deadlocks.seen_twice(counted, 512) for _ in range(2)] == [{}, {}]

@@ -56,9 +56,10 @@ def _group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
     assert world is not None
     known, key = _groups.setdefault(world, {}), tuple(ranks)
     if key not in known:
-        known[key] = dist.new_group(
+        made: Any = dist.new_group(  # this rank is one of them
             list(ranks), timeout=timeout_of(world), backend="gloo", use_local_synchronization=True, group_desc=ROWS
         )
+        known[key] = made
     return known[key]
 
 

@@ -64,7 +64,7 @@ class Again:
             found[i] = found[i].detach()
         trained = [i for i, x in enumerate(found) if x.requires_grad]
         if trained and torch.is_grad_enabled():
-            views: Any = _Inputs.apply((self, trained, tensors), *[found[i] for i in trained], *found[self.held :])  # type: ignore[no-untyped-call]
+            views: Any = _Inputs.apply((self, trained, tensors), *[found[i] for i in trained], *found[self.held :])  # type: ignore[no-untyped-call, unused-ignore]
             for i, x in zip(trained, views, strict=True):
                 found[i] = x
         return found
@@ -93,7 +93,7 @@ class Again:
         if self.left_out:
             given = [*[results[i] for i in self.left_out], *[x for x in inputs if x.requires_grad]]
             given += [tensors[i] for i in self.unused]
-            others: Any = _LeftOut.apply(self, *given)  # type: ignore[no-untyped-call]
+            others: Any = _LeftOut.apply(self, *given)  # type: ignore[no-untyped-call, unused-ignore]
             for i, x in zip(self.left_out, others, strict=True):
                 found[i] = x
         return found

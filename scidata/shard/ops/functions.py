@@ -171,7 +171,8 @@ def apply_function(func: type[Function], *args: object, **kwargs: object) -> obj
         return ShardedDTensor.__torch_function__(func.apply, (), args, kwargs)
     if func is CheckpointFunction:  # it would call backward() within backward()
         run, preserve, *rest = args
-        return checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
+        recomputed: Callable[..., object] = checkpoint
+        return recomputed(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
     if func.setup_context is not Function.setup_context:  # it gets the defaults too
         bound = inspect.signature(forward_of(func)).bind(*args, **kwargs)
         bound.apply_defaults()

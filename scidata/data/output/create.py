@@ -205,6 +205,7 @@ def create(
         codec = "blosc" if kind in _ZARR else "none"
     is_flat = codec == "none" and kind not in _ZARR  # each rank writes its own rows, wherever its bounds lie
     layout = _layout(made, times, chunks, shards, attributes, is_flat=is_flat)
+    _check_dtypes(layout, kind)
     output = _output(place, layout, kind, codec, chunks, shards, made)
     cut = tiles_of(like.reader, tiles, place, layout.num_steps, layout.step_chunk)
     mesh = like.mesh if mesh is None else mesh
@@ -251,6 +252,17 @@ def _check_choices(**given: str | None) -> None:
         if given[name] is not None and given[name] not in known:
             near = near_matches(str(given[name]), known, listed=False)
             raise ConfigError(f"create: {name}={given[name]!r} is none of {', '.join(known)}{near}")
+
+
+def _check_dtypes(layout: OutputLayout, kind: str) -> None:
+    for name, each in layout.fields.items():
+        dtype = each.packing.dtype
+        if dtype.kind == "c":
+            raise ConfigError(
+                f"create: field {name!r} is {dtype}, which is not written; declare two, of .real and .imag"
+            )
+        if kind == "netcdf" and (wide := {"bool": "int8", "float16": "float32"}.get(dtype.name)):
+            raise ConfigError(f"create: NetCDF has no {dtype}; give fields={{{name!r}: {{'dtype': {wide!r}}}}}")
 
 
 def _check_how(**flags: bool) -> None:

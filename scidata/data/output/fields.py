@@ -246,7 +246,7 @@ def _coordinate(dim: str, given: object, said: Mapping[str, object]) -> OutputVa
     values: Array = np.asarray(given)
     if values.ndim != 1:
         raise ConfigError(f"create: times of {dim!r} have shape {values.shape}; give a list, or a number of steps")
-    attributes = stored_attributes(said)
+    attributes = kept_attributes(said)
     if values.dtype.kind in "iuf":
         return OutputVariable.of(dim, values, attributes)
     return _encoded(dim, values, attributes)

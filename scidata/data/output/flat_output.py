@@ -18,6 +18,7 @@ import numpy as np
 from scidata.core.checks import optional_module
 from scidata.core.types import Array
 from scidata.data.output.fields import OutputField, OutputLayout, stored_attributes
+from scidata.data.output.packing import fill_said
 from scidata.data.output.places import LocalPlace
 from scidata.errors import ConfigError
 from scidata.plan.owners import Box
@@ -51,7 +52,15 @@ class FlatOutput:
             for dim, size in self._sizes().items():
                 file.createDimension(dim, size)
             for each in layout.variables:
-                made = file.createVariable(each.name, each.dtype, each.dims, contiguous=bool(each.dims))
+                dtype = np.dtype("f4") if each.dtype == np.float16 else each.dtype  # which NetCDF has not
+                made = file.createVariable(
+                    each.name,
+                    dtype,
+                    each.dims,
+                    contiguous=bool(each.dims),
+                    fill_value=fill_said(each.attributes, dtype),
+                )
+                made.set_auto_maskandscale(False)  # values are as they are stored
                 made.setncatts(attributes_held(each.attributes, "_FillValue"))
                 made[...] = each.read()
             for field in layout.fields.values():

@@ -24,7 +24,6 @@ from scidata.data.output.fields import (
     kept_attributes,
     shards_of,
     sizes_by_dim,
-    stored_attributes,
 )
 from scidata.data.output.packing import Packing, packing_given, packing_of
 from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches
@@ -189,7 +188,7 @@ class GridLike(Like):
         if layout is None or layout.dims != (dim,) or dim not in self._reader.partition.sizes:
             return []
         values = self._reader.coordinate(dim)
-        attributes = stored_attributes(layout.attributes)
+        attributes = kept_attributes(layout.attributes)
         return [] if values is None else [OutputVariable.of(dim, values, attributes)]
 
 

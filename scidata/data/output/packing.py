@@ -123,8 +123,9 @@ def packing_of(layout: ArrayLayout, *, is_packed: bool) -> Packing:
     stored = layout.dtype.newbyteorder("=")
     if is_packed:
         said = {name: layout.attributes[name] for name in OF_PACKING if layout.attributes.get(name) is not None}
-        fill = np.ravel(said.pop("_FillValue", ()))[:1].tolist()
-        return Packing(dtype=stored, fill=_fill_given(fill[0], stored) if fill else None, said=said, is_packed=True)
+        fill = fill_said(said, stored)
+        said.pop("_FillValue", None)
+        return Packing(dtype=stored, fill=fill, said=said, is_packed=True)
     decoding = decoding_of(layout)
     if decoding is None:
         return Packing(dtype=stored)
@@ -161,6 +162,12 @@ def packing_given(what: str, given: Mapping[str, Any], default: Packing) -> Pack
     if fill is None and _NUMBERS[2] in numbers:
         raise ConfigError(f"{what}: _FillValue {given['_FillValue']} is no {dtype}")
     return Packing(dtype=dtype, scale=scale, offset=offset, fill=fill)
+
+
+def fill_said(attributes: Mapping[str, object], dtype: np.dtype[np.generic]) -> Any:
+    """Return the ``_FillValue`` among attributes as it is stored; None where there is none that the dtype holds."""
+    given = np.ravel(attributes.get("_FillValue", ()))[:1].tolist()  # type: ignore[call-overload]
+    return _fill_given(given[0], dtype) if given and dtype.kind in "iuf" else None
 
 
 def _fill_given(given: Any, dtype: np.dtype[np.generic]) -> Any:

@@ -19,6 +19,7 @@ from scidata.core.types import Array
 from scidata.core.urls import Url
 from scidata.data.output.chunks import ChunkFiles, Piece, encoding_threads
 from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
+from scidata.data.output.packing import fill_said
 from scidata.data.output.places import Place
 from scidata.errors import ConfigError, near_matches
 from scidata.plan.owners import Box
@@ -111,6 +112,10 @@ class ZarrOutput:
 
     def _put(self, group: Any, variable: OutputVariable) -> None:
         values = variable.read()
+        said = {name: value for name, value in variable.attributes.items() if name != "_FillValue"}
+        fill = fill_said(variable.attributes, values.dtype)
+        if fill is not None:
+            said["_FillValue"] = _fill_attribute(fill, self._format)
         array = group.create_array(
             variable.name,
             shape=values.shape,
@@ -118,9 +123,9 @@ class ZarrOutput:
             chunks=tuple(max(1, size) for size in values.shape),
             filters=None,
             compressors=None,
-            fill_value=None if self._format == 2 else np.zeros((), values.dtype)[()],
+            fill_value=fill if self._format == 2 else np.zeros((), values.dtype)[()],
             config={"write_empty_chunks": True},
-            **self._named(variable.dims, _plain(variable.attributes)),
+            **self._named(variable.dims, _plain(said)),
         )
         if values.size:
             array[...] = values

@@ -75,6 +75,55 @@ def test_dates_of_other_calendars(ds: Any, tmp_path: Path) -> None:
     assert written["day"].values.tolist() == dates
 
 
+@pytest.mark.filterwarnings("ignore")  # of xarray and zarr
+@pytest.mark.parametrize(("source", "packed"), [("source.nc", True), ("source3.zarr", True), ("source2.zarr", False)])
+def test_coordinates_mean_what_they_mean_in_the_source(source: str, packed: bool, tmp_path: Path) -> None:
+    rng, days = np.random.default_rng(0), np.datetime64("2000-01-01", "ns") + np.arange(4) * np.timedelta64(6, "h")
+    field, where = rng.random((4, 5, 6), np.float32), rng.random((5, 6))
+    field[1, 2, 3] = where[0, 0] = where[3, 2] = np.nan
+    coords = {"time": days, "lat": np.linspace(90, -90, 5), "lon": np.arange(6.0)}
+    dims = ("lat", "lon")
+    of_cells = {"deg": (dims, where), "deg_f": (dims, where.astype("f4")), "deg_i": (dims, where)}
+    made = xr.Dataset({"u": (("time", *dims), field)}, coords | of_cells)
+    encoding = {
+        "time": {"dtype": "i2", "scale_factor": 0.25, "units": "days since 2000-01-01"},
+        "lat": {"dtype": "i2", "scale_factor": 0.5, "add_offset": 1.0},
+        "deg": {"_FillValue": -999.0},
+        "deg_f": {"_FillValue": np.float32(1e20), "missing_value": np.float32(1e20)},
+        "deg_i": {"dtype": "i2", "scale_factor": 0.001, "_FillValue": -32768},
+        "u": {"dtype": "i2", "scale_factor": 0.001, "_FillValue": -1} if packed else {},
+    }  # deg_i is NaN where the file has -32768; lon has a _FillValue of NaN, as xarray writes it
+    path = tmp_path / source
+    if source.endswith("nc"):
+        made.to_netcdf(path, encoding=encoding)
+    else:
+        made.to_zarr(path, encoding=encoding, zarr_format=int(source[6]))
+    given = xr.open_dataset(path, **({} if source.endswith("nc") else {"engine": "zarr"})).load()
+    ds = scidata.open_dataset(path, fields=["u"], decode=not packed)
+    for name, options in {
+        "o.nc": {},
+        "z.nc": {"codec": "zlib"},
+        "o.h5": {},
+        "o.zarr": {},
+        "2.zarr": {"format": "zarr2"},
+    }.items():
+        write(tmp_path / name, ds, **options)
+        written = xr.open_dataset(tmp_path / name, engine="zarr" if name.endswith("zarr") else "netcdf4").load()
+        for each in ("u", *coords, *of_cells):
+            assert written[each].variable.equals(given[each].variable), (name, each)
+
+
+def test_dtypes_that_a_file_has_not_are_named(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "s.zarr")
+    for dtype in ("bool", "float16", "complex64"):
+        group.create_array(dtype, data=np.ones((2, 3, 4), dtype), dimension_names=("time", "lat", "lon"))
+    for dtype, format in (("bool", "nc"), ("float16", "nc"), ("complex64", "zarr")):
+        ds = scidata.open_dataset(tmp_path / "s.zarr", fields=[dtype])
+        with pytest.raises(ConfigError, match=f"create: .*{dtype}"):
+            scidata.create(tmp_path / f"o.{format}", like=ds)
+        assert not list(tmp_path.glob("o.*"))
+
+
 def test_starts_and_lead_times(ds: Any, tmp_path: Path) -> None:
     leads = np.arange(3) * np.timedelta64(6, "h").astype("m8[ns]")
     with scidata.create(tmp_path / "out.zarr", like=ds, fields=["u"], times={"time": 2, "lead": leads}) as writer:

@@ -77,6 +77,7 @@ def plan(
     plot: opt.Plot = None,
     overwrite: opt.OverwritePicture = False,
     every_rank: opt.EveryRank = False,
+    counted: opt.Counted = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -101,7 +102,9 @@ def plan(
         dtype=dtype, ghosts=ghosts, kind=kind, num_threads=1,
         positions=positions, time=time, window=window, every=every, where=where,
     )  # fmt: skip
-    output = PlanOutput(sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
+    output = PlanOutput(
+        sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, counted=counted, as_json=as_json
+    )
     run_plan(path, axis_sizes, options, output)
 
 

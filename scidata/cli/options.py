@@ -180,6 +180,9 @@ Ghosts = Annotated[
 Plot = Annotated[str | None, _option("FILE.png", "Also draw every rank's part and halo.", _PRINTED)]
 OverwritePicture = Annotated[bool, _flag("--overwrite", "Replace the picture if it exists.", _PRINTED)]
 EveryRank = Annotated[bool, _flag("--all", "List every rank, also where there are many.", _PRINTED)]
+Counted = Annotated[
+    bool, _flag("--counted", "Only ghosts, as partition counted them for 8 to 1024 ranks: no edges are read.", _PRINTED)
+]
 
 # -- partition, verify -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from scidata.grids.plan import GridPlan, cheaper_cuts, layout_advice, plan_grid
 from scidata.grids.reader import GridReader
 from scidata.loader.promise import promise_of
 from scidata.meshes.hetero import rows_named
-from scidata.store.plan import StorePlan, plan_store
+from scidata.store.plan import StorePlan, forecast_ghosts, plan_store
 from scidata.store.raw_points.reader import PointsReader
 from scidata.store.raw_points.windows_reader import points_reader
 from scidata.store.reading.reader import StoreReader
@@ -40,6 +40,7 @@ class PlanOutput:
     plot: str | None
     overwrite: bool
     every_rank: bool
+    counted: bool
     as_json: bool
 
 
@@ -48,6 +49,9 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
     reader = _reader_of(path, axis_sizes, options, output)
     if not 0 <= output.sample < reader.num_samples:
         raise usage_error("--sample", f"{output.sample} is out of range: there are {reader.num_samples} samples.")
+    if output.counted:
+        _print_counted(reader, output)
+        return
     plan: GridPlan | StorePlan
     tips: list[str] | None = None
     if isinstance(reader, GridReader):
@@ -294,6 +298,26 @@ def _print_relations(plan: StorePlan) -> None:
         figures = [str(count) for row in each[: 2 + with_others] for count in (row.sum(), row.max())]
         cut = f"{100 * each[1].sum() / num:.2f}" if num else "-"
         table.add_row(name, str(num), *figures[:4], cut, *figures[4:])
+    console().print(table)
+
+
+def _print_counted(reader: GridReader | StoreReader | PointsReader, output: PlanOutput) -> None:
+    """Print the ghosts that were counted when a store was written."""
+    if not isinstance(reader, StoreReader):
+        raise usage_error("--counted", "is for stores.")
+    rows, info = forecast_ghosts(reader, output.sample), reader.sample_info(output.sample)
+    num_rows = info.counts[info.entity]
+    if output.as_json:
+        print_json({"path": reader.path, "sample": output.sample, "num_rows": num_rows, "ghosts": rows})
+        return
+    table = make_table(
+        ["ranks", f"{rows_named(info.entity)}\nof a rank", "ghosts", "ghosts\n/rows", "most of\na rank", ""]
+    )
+    for ranks, total, most, counted in (each.values() for each in rows):
+        ratio_text = f"{total / num_rows:.3f}" if num_rows else "-"
+        table.add_row(
+            str(ranks), str(-(-num_rows // ranks)), str(total), ratio_text, str(most), "" if counted else "about"
+        )
     console().print(table)
 
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from scidata.errors import CorruptDataError, RefusedError
+from scidata.meshes.order.quality import GhostCounts
 from scidata.sources.pointers import check_pointer
 from scidata.store.format.entries import Entry, Readers, damaged, is_count, is_number, shown
 from scidata.store.format.manifest import (
@@ -156,6 +157,14 @@ def _fields(entry: Entry, key: str) -> dict[str, FieldInfo]:
     return fields
 
 
+def _ghosts(entry: Entry, key: str) -> GhostCounts:
+    inner = Entry(entry.data[key], entry.where, ascii(key), optional=None)
+    for parts in inner.data:
+        if not (parts.isascii() and parts.isdecimal()) or len(inner.counts(parts)) != 2:
+            inner.wrong(parts, "two numbers of ghosts, for a number of parts")
+    return {parts: inner.counts(parts) for parts in inner.data}
+
+
 #: Of samples and of all of them together.
 _BOTH: Readers = {
     "kind": Entry.text, "entity": Entry.text, "on_sphere": Entry.flag, "recipe": Entry.text, "settings": _settings,
@@ -168,12 +177,13 @@ _SAMPLE: Readers = _BOTH | {
     "block_space": lambda entry, key: entry.one_of(key, _SPACES),
     "arrays": lambda entry, key: entry.each(key, _array), "inputs": _inputs, "notes": Entry.texts,
     "values": lambda entry, key: entry.each(key, check_value), "documents": Entry.text,
+    "ghosts": _ghosts,
 }  # fmt: skip
 _MANIFEST: Readers = _BOTH | {"order": Entry.text, "entities": Entry.texts}
 
 
 def _sample(data: object, where: str) -> SampleInfo:
-    entry = Entry(data, where, "", _SAMPLE, optional=("documents", "inputs", "values"))
+    entry = Entry(data, where, "", _SAMPLE, optional=("documents", "inputs", "values", "ghosts"))
     index, folder = entry.count("index"), entry.text("folder")
     if folder != folder_of(index):
         _refuse_folder(entry, folder, index)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from scidata.core.types import Array
+from scidata.meshes.order.quality import GhostCounts
 
 #: Of a sample; raised whenever an older reader would misread a newer one. 2 binds chunks to their places, see
 #: ``checksums.py``, and has every byte of a store checked. 3 says how arrays lie in files, so that reading parses no
@@ -131,6 +132,7 @@ class SampleInfo(SampleHead):
     - ``bbox``: ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
     - ``block_space``: coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and
       latitudes; None without positions.
+    - ``ghosts``: of equal parts, as :func:`scidata.meshes.order.quality.count_ghosts` counts them.
     - ``documents``: digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
     """
 
@@ -142,6 +144,7 @@ class SampleInfo(SampleHead):
     arrays: Mapping[str, ArrayInfo]
     fields: Mapping[str, FieldInfo]
     statistics: Mapping[str, StoredMoments]
+    ghosts: GhostCounts = field(default_factory=dict)
     documents: str | None = None
 
     @property
@@ -251,7 +254,7 @@ def described(info: SampleInfo) -> dict[str, Any]:
     """Return a sample's description as plain data, without keys that came later, where they say nothing."""
     data: dict[str, Any] = plain(info)
     for each in (data, *data["arrays"].values(), *data["inputs"]):
-        for key in each.keys() & {"values", "documents", "chunks", "shards", "relative_folder"}:
+        for key in each.keys() & {"values", "documents", "chunks", "shards", "relative_folder", "ghosts"}:
             if each[key] in (None, {}):
                 del each[key]
     return data

@@ -48,7 +48,7 @@ class Column(NamedTuple):
 
 KINDS = {"int": "<i8", "float": "<f8", "digest": "V16", "text": "<i8"}
 TEXTS = ("name", "inputs", "notes", "values")  # and the attributes of fields
-_NUMBERS = ("index", "num_samples", "counts", "source_counts", "arrays", "statistics", "bbox", "documents")
+_NUMBERS = ("index", "num_samples", "counts", "source_counts", "arrays", "statistics", "bbox", "documents", "ghosts")
 _DIGEST = re.compile("[0-9a-f]{32}").fullmatch
 _HELD_BYTES = 64 << 20  # of a table, that stay in memory
 _BLOCK_BYTES = 64 << 10  # that are read again at once, where it is larger

@@ -38,6 +38,7 @@ from scidata.errors import ConfigError
 from scidata.meshes.order.csr import CSR
 from scidata.meshes.order.ids import id_dtype
 from scidata.meshes.order.positions import unit_sphere
+from scidata.meshes.order.quality import GhostCounts, count_ghosts
 from scidata.store.format.arrays import CHUNK_ROWS, Reordered, write_array
 from scidata.store.format.checksums import Checksums, write_checksums
 from scidata.store.format.documents import digest_documents, sample_document
@@ -335,6 +336,7 @@ class _SampleWriter:
             arrays=self._arrays,
             fields={data.info.path: data.info for data in sample.fields},
             statistics=self._statistics,
+            ghosts=self._journal.step("ghosts", self._count_ghosts),
             documents=digest_documents(self._folder, self._arrays),
         )
         with open(os.path.join(self._folder, "zarr.json"), "w", encoding="utf-8") as file:
@@ -410,6 +412,24 @@ class _SampleWriter:
             return None
         boxes = _block_boxes(read, len(order), on_sphere=False) if sample.on_sphere else boxes
         return tuple(boxes[:, 0].min(axis=0).tolist()), tuple(boxes[:, 1].max(axis=0).tolist())
+
+    def _count_ghosts(self) -> GhostCounts:
+        """Count the sources of edges, and corners of cells, that equal parts have of each other."""
+        sample = self._sample
+        edges, cells = sample.relations.get("edge"), sample.cells
+
+        def needed(first: int, last: int) -> AnyArray:
+            rows = []
+            if edges is not None:
+                start, stop = (int(edges.indptr[row : row + 1][0]) for row in (first, last))
+                rows.append(edges.src[start:stop])
+            if cells is not None:
+                start, stop = (int(cells.indptr[row : row + 1][0]) for row in (first, last))
+                start, stop = (int(cells.offsets[cell : cell + 1][0]) for cell in (start, stop))
+                rows.append(cells.connectivity[start:stop])
+            return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+        return count_ghosts(len(sample.order), needed) if edges is not None or cells is not None else {}
 
     def _write_field(self, data: FieldData) -> None:
         info, order = data.info, self._sample.rows_of(data)

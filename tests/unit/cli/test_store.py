@@ -20,6 +20,7 @@ from scidata.data.pictures import store_parts
 from scidata.data.pictures.drawing import outlines, places_in_store, shapes_in_store, unrolled
 from scidata.data.raw_report import inspect_store
 from scidata.errors import UnsupportedFormatError
+from scidata.meshes.order import quality
 from scidata.store.format.store import open_store
 from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
@@ -271,6 +272,32 @@ def test_plan_by_weights_and_bounds(mesh: Path) -> None:
     assert given["bounds"]["node"] == [0, 10, 10, 700]
     assert given["ranks"][1]["num_ghosts"] == 0
     assert given["totals"]["balance"]["node"] == pytest.approx(690 * 3 / 700)
+
+
+def test_ghosts_that_partition_counted_are_those_of_the_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "_BATCH", 50)  # many batches, and parts that end inside one
+    side = np.arange(92)
+    nodes = np.random.default_rng(0).permutation(92 * 92).reshape(92, 92)
+    points = np.empty((nodes.size, 2))
+    points[nodes.ravel()] = np.stack(np.meshgrid(side**1.3, side, indexing="ij"), axis=-1).reshape(-1, 2)
+    with h5py.File(tmp_path / "quads.h5", "w") as file:
+        file["points"] = points
+        file["cells"] = np.stack([nodes[:-1, :-1], nodes[:-1, 1:], nodes[1:, 1:], nodes[1:, :-1]], -1).reshape(-1, 4)
+    partition(tmp_path / "quads.h5", tmp_path / "q.store")
+    partition(tmp_path / "quads.h5", tmp_path / "disk.store", memory=700_000)
+    assert (tmp_path / "q.store/manifest.json").read_bytes() == (tmp_path / "disk.store/manifest.json").read_bytes()
+    found = run_json("plan", tmp_path / "q.store", "--domain", "13", "--counted")["ghosts"]
+    assert [(each["domain"], each["counted"]) for each in found] == [(8, True), (13, False), (16, True)]
+    for each in found:
+        exact = [r["num_ghosts"] for r in run_json("plan", tmp_path / "q.store", "--domain", each["domain"])["ranks"]]
+        shown = each["num_ghosts"], each["most_of_a_rank"]
+        assert shown == (sum(exact), max(exact)) or not each["counted"]
+        assert shown == pytest.approx((sum(exact), max(exact)), rel=0.25)
+    assert "about" in run("plan", tmp_path / "q.store", "--domain", "9", "--counted").stdout
+    for more, part in ((["--halo", "2"], "one hop"), (["--bounds", "0,9,8464"], "equal parts"), ([], "8 to 16 parts")):
+        refused = run("plan", tmp_path / "q.store", "--domain", "2", "--counted", *more)
+        assert refused.exit_code != 0
+        assert part in words(refused.output)
 
 
 def test_plan_by_radius(cloud: Path) -> None:

@@ -40,7 +40,7 @@ CALLS = {
     "conv 3x3": (86, 74),
     "conv, learned": (99, 95),
     "conv, transposed": (38, 25),
-    "max pool": (120, 74),
+    "max pool": (122, 74),
     "group norm": (91, 71),
     "cat": (132, 66),
     "permute": (25, 22),

@@ -1,4 +1,4 @@
-"""Reads a file of ``torch.save`` in a process of its own: ``python torch_worker.py PATH FOLDER``.
+"""Reads a file of ``torch.save``, or of DGL, in a process of its own: ``python torch_worker.py PATH FOLDER``.
 
 Imports nothing of scidata. By ``weights_only``, so that nothing in the file is run: tensors, and PyTorch Geometric's
 containers of them where that is installed. The folder gets ``arrays.npy``, one array after the other, and
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch_geometric.data.data import BaseData
     from torch_geometric.data.storage import BaseStorage
 
+DGL = bytes.fromhex("3fa1b446f04f2edd")  # what its save_graphs begins with
 _RATIO, _SLACK = 16, 1 << 28  # how much larger than the file its values may be
 _FOR_TORCH = 4 << 30  # bytes of memory that reading takes at most, beside values
 
@@ -170,6 +171,27 @@ def _samples(found: object) -> Iterator[tuple[str, _Arrays]]:
     entities = _entities(graphs)
     for i, graph in enumerate(graphs):
         yield (str(i) if is_numbered else ""), _arrays(graph, entities)
+
+
+def _of_dgl(path: str) -> Iterator[tuple[str, _Arrays]]:
+    """Yield the graphs of a file of DGL by number; a value of a graph for each of the file's labels."""
+    os.environ["DGLBACKEND"] = "pytorch"  # else it writes a configuration into the home folder
+    dgl: Any = importlib.import_module("dgl")
+    graphs, labels = dgl.load_graphs(path)
+    for i, graph in enumerate(graphs):
+        several = len(graph.ntypes) > 1 or len(graph.etypes) > 1
+        found: _Arrays = {f"graph/{name}": _Array(values[i]) for name, values in labels.items()}
+        for kind in graph.ntypes:
+            group = f"nodes/{kind}/" if several else "node/"
+            number = torch.tensor([graph.num_nodes(kind)])
+            found[f"{group}num_nodes" if several else "num_nodes"] = _Array(number)
+            found |= {f"{group}{name}": _Array(x, "node") for name, x in graph.nodes[kind].data.items()}
+        for kind in graph.canonical_etypes:
+            group = f"edges/{'__'.join(kind)}/" if several else "edge/"
+            pairs = torch.stack(graph.edges(etype=kind, order="eid")).long()
+            found[f"{group}edge_index" if several else "edge_index"] = _Array(pairs)
+            found |= {f"{group}{name}": _Array(x, "edge") for name, x in graph.edges[kind].data.items()}
+        yield str(i) if len(graphs) > 1 else "", found
 
 
 def _separated(joined: Any, slices: Mapping[str, Any] | None) -> list[Any]:
@@ -336,8 +358,10 @@ def write_arrays(path: str, folder: str, most: int) -> None:
     """Write the arrays of a file, of at most so many bytes together, one after the other, and ``arrays.json``."""
     made: dict[str, dict[str, object]] = {}
     left_out: dict[str, str] = {}
+    with open(path, "rb") as file:
+        is_of_dgl = file.read(len(DGL)) == DGL
     with open(os.path.join(folder, "arrays.npy"), "wb") as file:
-        for sample, arrays in _samples(_load(path)):
+        for sample, arrays in _of_dgl(path) if is_of_dgl else _samples(_load(path)):
             for name, array in arrays.items():
                 full = f"{sample}/{name}" if sample else name
                 if isinstance(array, str):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import posixpath
 
+from scidata.core.install import install_hint
 from scidata.core.types import Source
 from scidata.core.urls import Url, is_url
 from scidata.errors import UnsupportedFormatError
@@ -12,10 +14,9 @@ from scidata.sources.access.files import files
 from scidata.sources.access.first_reads import MAX_METADATA_BYTES, NOT_THERE, has_document, read_head
 from scidata.sources.numpy_files import MAGIC, NumpySource, names_in_archive
 from scidata.sources.pointers import check_pointer
-from scidata.sources.torch_files import OLD_TORCH, TorchSource
+from scidata.sources.torch_files import DGL, OLD_TORCH, TorchSource
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_DGL = bytes.fromhex("3fa1b446f04f2edd")  # what save_graphs begins with
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 ZARR_NAMES = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
@@ -81,10 +82,12 @@ def open_file(path: str, *, allow_external: bool) -> Source:
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     if is_json and posixpath.basename(path) not in (*ZARR_NAMES, STORE_MARK):
         return reference_source(path, "kerchunk", allow_external)
-    if head == _DGL:
+    if head == DGL:
+        if not is_url(path) and importlib.util.find_spec("dgl") is not None:
+            return TorchSource(path)
         raise UnsupportedFormatError(
-            f"{path}: graphs of DGL, which it alone reads; where it is installed, torch.save them as dicts of tensors, "
-            "{'edge_index': torch.stack(g.edges()), 'num_nodes': g.num_nodes(), **g.ndata}, or a list of them"
+            f"{path}: graphs of DGL, which it alone reads, of a local file: {install_hint('dgl')}; or torch.save them "
+            "as dicts of tensors, {'edge_index': torch.stack(g.edges()), 'num_nodes': g.num_nodes(), **g.ndata}"
         )
     if head == b"version ":
         check_pointer(bytes(files().read(path, 0, min(64, size))), path)

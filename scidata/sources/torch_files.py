@@ -1,4 +1,4 @@
-"""Files of ``torch.save``: tensors, dicts of them, PyTorch Geometric's ``Data``, and lists and data sets of those.
+"""Files of ``torch.save``: tensors, dicts of them, PyTorch Geometric's ``Data``, lists and data sets of those; of DGL.
 
 A process of its own reads the file, whole, compares its checksums, and runs nothing that is in it: see
 ``scidata/interop/torch_worker.py``.
@@ -25,6 +25,8 @@ from scidata.sources.file_source import WholeFileSource, layout_in_memory
 _WORKER = os.path.join(os.path.dirname(__file__), "..", "interop", "torch_worker.py")
 
 OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF"  # a pickle of torch's magic number, as torch.save wrote before 1.6
+
+DGL = bytes.fromhex("3fa1b446f04f2edd")  # what its save_graphs begins with
 
 #: Entity of each dim that PyTorch Geometric says counts nodes or edges.
 ENTITY_DIMS: Mapping[str, str] = {"node": "node", "edge": "edge"}
@@ -86,8 +88,8 @@ def _load(path: str) -> _Contents:
         if os.path.exists(error := os.path.join(folder, "error")):
             with open(error, encoding="utf-8") as file:
                 raise UnsupportedFormatError(
-                    f"{path}: torch.load(weights_only=True) cannot read it: {file.read()}; save tensors, dicts of "
-                    "tensors, or PyTorch Geometric's Data (which must be installed)"
+                    f"{path}: torch.load(weights_only=True), or DGL, cannot read it: {file.read()}; save tensors, "
+                    "dicts of tensors, or PyTorch Geometric's Data (which must be installed)"
                 )
         if done.returncode:
             why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,8 +1,12 @@
 """Files of NumPy, PyTorch, CAD and VTK: what they are taken for, and the values, against what their writers wrote."""
 
 import copyreg
+import os
 import pickle
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -147,8 +151,49 @@ def test_folders_with_splits_and_files_of_dgl_say_what_to_do(tmp_path):
         with pytest.raises(UnsupportedFormatError, match=r"several files, test\.pt, train\.pt: name one"):
             scidata.partition(folder, tmp_path / "out")
     (tmp_path / "graphs.bin").write_bytes(bytes.fromhex("3fa1b446f04f2edd") + bytes(100))
-    with pytest.raises(UnsupportedFormatError, match=r"graphs of DGL.*torch\.save them as dicts of tensors"):
+    with pytest.raises((UnsupportedFormatError, CorruptDataError), match=r"graphs\.bin: .*(DGL|process that reads it)"):
         inspect_store(tmp_path / "graphs.bin")
+
+
+@pytest.mark.slow
+def test_graphs_of_dgl_are_as_its_own_reader_has_them(tmp_path):
+    script = """
+import sys, dgl, torch
+one = dgl.graph((torch.tensor([2, 0, 1, 2, 2]), torch.tensor([0, 1, 2, 0, 4])), num_nodes=6)  # an edge twice, 2 alone
+one.ndata["x"], one.edata["w"] = torch.rand(6, 3), torch.arange(5.0)
+two = dgl.graph((torch.arange(5), torch.arange(5).flip(0)), idtype=torch.int32)  # as many nodes as edges
+two.ndata["x"], two.edata["w"] = torch.rand(5, 3), torch.arange(5.0)
+dgl.save_graphs(sys.argv[1], [one, two], {"y": torch.tensor([[1.5, 2.0], [3.0, 4.0]])})
+buys, sold = ("user", "buys", "item"), ("item", "sold_to", "user")
+sets = dgl.heterograph({buys: ([0, 1, 1], [2, 0, 1]), sold: ([2, 0], [0, 1])}, {"user": 3, "item": 4})
+sets.nodes["user"].data["a"], sets.edges[sold].data["w"] = torch.rand(3, 2), torch.rand(2)
+dgl.save_graphs(sys.argv[2], [sets])
+torch.save([[(g.edges(), dict(g.ndata), dict(g.edata)) for g in (one, two)], sets.nodes["user"].data["a"]], sys.argv[3])
+"""
+    pytest.importorskip("dgl")
+    names = [str(tmp_path / name) for name in ("graphs.bin", "sets.bin", "want.pt")]
+    environment = os.environ | {"DGLBACKEND": "pytorch"}
+    subprocess.run([sys.executable, "-c", script, *names], check=True, env=environment)
+    graphs, of_users = torch.load(names[2])
+    keep = ("duplicate_edges", "self_loops")
+    scidata.partition(f"{names[0]}/*", tmp_path / "out", order="rows", keep=keep)
+    ds = scidata.open_dataset(tmp_path / "out")
+    for i, (pairs, of_nodes, of_edges) in enumerate(graphs):
+        sample = ds[i]
+        order = sample.original_id("edge")
+        assert torch.equal(sample["x"], of_nodes["x"])
+        assert torch.equal(sample["w"], of_edges["w"][order])
+        assert torch.equal(sample.edge_index, torch.stack(pairs)[:, order])
+        assert sample.to_pyg().y.tolist() == [[1.5, 2.0], [3.0, 4.0]][i]
+    scidata.partition(names[1], tmp_path / "sets", order="rows")
+    sample = scidata.open_dataset(tmp_path / "sets")[0]
+    assert torch.equal(sample["a"], of_users)
+    assert sample.to_pyg()["item", "sold_to", "user"].edge_index.tolist() == [[2, 0], [0, 1]]
+    whole = Path(names[0]).read_bytes()
+    for cut in (20, len(whole) // 2, len(whole) - 3):
+        Path(names[0]).write_bytes(whole[:cut])
+        with pytest.raises((UnsupportedFormatError, CorruptDataError), match=r"graphs\.bin"):
+            inspect_store(names[0])
 
 
 @forked

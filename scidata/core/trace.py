@@ -201,9 +201,10 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
             profiler.export_chrome_trace("torch.json")
     """
     global active  # noqa: PLW0603 - one for all threads; without a trace, reading it is the only cost
-    folder = os.path.dirname(os.fspath(path)) or "."
+    path = os.path.expanduser(os.fspath(path))
+    folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):  # known now, not when the hours to be traced are over
-        raise FileNotFoundError(f"{os.fspath(path)}: there is no folder {folder} to write the trace to; make it first")
+        raise FileNotFoundError(f"{path}: there is no folder {folder} to write the trace to; make it first")
     with _starting:
         if active is not None:
             raise ConfigError("scidata.trace: a trace is being recorded already; end it first")
@@ -260,7 +261,7 @@ def merge_traces(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike
 
 
 def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    data = Path(path).read_bytes()
+    data = Path(path).expanduser().read_bytes()
     try:
         found = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except ValueError as e:
@@ -272,4 +273,5 @@ def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _save(content: Mapping[str, object], path: str | os.PathLike[str]) -> None:
     data = json.dumps(content, separators=(",", ":")).encode()
-    write_whole(os.fspath(path), gzip.compress(data) if os.fspath(path).endswith(".gz") else data)
+    name = os.path.expanduser(os.fspath(path))
+    write_whole(name, gzip.compress(data) if name.endswith(".gz") else data)

@@ -161,9 +161,10 @@ class Statistics(Mapping[str, FieldStatistics]):
         --------
         >>> stats.save("era5.json")
         """
-        check_place(os.fspath(path), [self.path], overwrite=overwrite)
+        name = os.path.expanduser(os.fspath(path))
+        check_place(name, [self.path], overwrite=overwrite)
         text = public_text("\n".join(_lines(as_plain(self), ""))) + "\n"
-        write_whole(os.fspath(path), text.encode(), durable=True)
+        write_whole(name, text.encode(), durable=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Statistics:
@@ -187,7 +188,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         >>> bool((scidata.Statistics.load("again.json")["u"].mean == stats["u"].mean).all())
         True
         """
-        name = os.fspath(path)
+        name = os.path.expanduser(os.fspath(path))
         if os.path.getsize(name) > _MAX_BYTES:
             raise UnsupportedFormatError(f"{name}: {os.path.getsize(name)} bytes are more than statistics take")
         with open(name, encoding="utf-8") as file:

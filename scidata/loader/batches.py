@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,6 +54,7 @@ class Batches(Iterator[BatchT]):
     stream: SideStream | None
     agreement: Agreement | None
     _over: bool = False
+    _turn: Any = dataclasses.field(default_factory=threading.RLock)  # threads may share an epoch, batch by batch
 
     def __post_init__(self) -> None:
         if self.session is not None:
@@ -61,6 +63,10 @@ class Batches(Iterator[BatchT]):
 
     def __next__(self) -> BatchT:
         """Return the next batch, or sample."""
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> BatchT:
         called = time.perf_counter_ns()
         try:
             if self.stream is None:

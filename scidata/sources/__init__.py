@@ -126,7 +126,10 @@ def _check_local(path: str) -> None:
             "name a file in it, or use a glob such as '*.nc' for a series of files"
         )
     if os.path.islink(path) and not os.path.exists(path):
-        os.stat(path)  # raises the fault of the link
+        try:
+            os.stat(path)  # raises the fault of the link
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path}: is a link to {os.readlink(path)}, which is not there") from None
     if not os.path.exists(path):
         parent = os.path.dirname(path) or "."
         if not os.path.isdir(parent):

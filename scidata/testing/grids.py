@@ -109,7 +109,7 @@ def make_grid(
             values, wanted[name], packing = _pack(smooth)
             attributes |= packing
         variables[name] = _Variable(dims=_DIMS, values=values, attributes=attributes, chunks=chunked)
-    target = os.fspath(path)
+    target = os.path.expanduser(os.fspath(path))
     if format.startswith("zarr"):
         _write_zarr(target, format, variables, compressed)
     elif format.startswith("hdf5"):

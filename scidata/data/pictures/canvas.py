@@ -49,6 +49,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 def save_picture(figure: Figure, path: str | os.PathLike[str], inputs: Iterable[str]) -> None:
     """Write a figure to a file, whose suffix is the format; a link of that name is replaced, not followed."""
+    path = os.path.expanduser(path)
     check_apart(path, inputs, "the picture")
     if os.path.islink(path):
         os.unlink(path)

@@ -186,6 +186,14 @@ def test_home_is_meant_by_a_tilde(folder, monkeypatch, tmp_path):
     assert json.loads(run("plan", "~/made.store", "--domain", "2", "--json").stdout)["kind"] == "mesh"
     missing = run("inspect", "~/absent.zarr")
     assert (missing.exit_code, "made.store" in missing.stderr) == (1, False)  # a home is not listed
+    make_grid("~/small.zarr", num_times=2, num_lat=7, num_lon=8)
+    assert run("stats", "~/small.zarr", "--out", "~/stats.json").exit_code == 0
+    with scidata.trace("~/one.json"):
+        scidata.Statistics.load("~/stats.json").save("~/again.json")
+    scidata.merge_traces(["~/one.json"], "~/all.json")
+    assert {"stats.json", "again.json", "all.json"} <= set(os.listdir(tmp_path))
+    (tmp_path / "link.zarr").symlink_to("nowhere")
+    assert "link.zarr: is a link to nowhere, which is not there" in run("inspect", "~/link.zarr").stderr
 
 
 def test_arrays_of_a_mesh_are_timed_on_request(folder):

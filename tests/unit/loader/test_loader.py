@@ -277,6 +277,22 @@ def test_two_iterators_at_once(ds: Stored) -> None:
         assert a["u"].data_ptr() != b["u"].data_ptr()
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_threads_share_an_iterator(ds: Stored, num_workers: int) -> None:
+    iterator, got = iter(DataLoader(ds, 1, num_workers=num_workers)), []
+
+    def take() -> None:
+        got.extend(batch.index[0] for batch in iterator)
+
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(got) == list(range(len(ds)))
+    assert readers() == []
+
+
 # -- ending ------------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from scidata.device_mesh.board import record_error
+from scidata.device_mesh.board.calls import called
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import is_capturing
@@ -74,6 +75,10 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
         run, direct = handler, None if kwargs else BOUND.get(func)
     if func in _NEEDS_INPUT and torch.is_grad_enabled():
         run, direct = partial(_call_watched, run, direct), None
+    operation = called.operation
+    is_outermost = operation[0] is None
+    if is_outermost:
+        operation[0] = func
     try:
         found = _look((*args, *kwargs.values()) if kwargs else args)
         disorder = found & _DISORDER and handler is not None
@@ -94,6 +99,9 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
         if not is_capturing():
             record_error(error)  # the others may be in a collective by now
         raise
+    finally:
+        if is_outermost:
+            operation[0] = None
 
 
 def _into(func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

@@ -166,6 +166,54 @@ def test_ranks_that_call_different_operations_are_told_where(odd):
     run_ranks(call_other_operations, 3, odd)
 
 
+def mix_values(rank, num_ranks):
+    """Rank 1 calls another operation, whose exchange fits that of the others: nobody waits, and no value is right."""
+    board.board._BEATS_A_COMPARISON = 1
+    mesh = scidata.init_mesh(domain=num_ranks)["domain"]
+    x = scidata.ShardTensor.from_local(torch.full((2, 3), rank + 1.0), mesh, [Shard(0)])
+    for _ in range(3):
+        assert x.mean().item() == (num_ranks + 1) / 2
+    if rank == 0:
+        x.sin().to_local().sum()  # what sends nothing is each rank's own affair
+    time.sleep(1.2)  # a comparison finds nothing
+    assert x.mean().item() == (num_ranks + 1) / 2
+    mixed = x.amax() if rank == 1 else x.sum()
+    with pytest.raises(RankFailedError, match="ranks have called different operations, and mixed their") as caught:
+        for _ in range(600):
+            time.sleep(0.05)
+            x.mean()
+    said = str(caught.value)
+    for each in ("rank 1 in amax (gather of 4 bytes)", "in sum (gather of 4 bytes)", "after mean"):
+        assert each in said, said
+    assert caught.value.rank == -1
+    return mixed.item()
+
+
+def test_ranks_that_mix_the_values_of_different_operations_are_told():
+    assert len(set(run_ranks(mix_values, 3))) == 2
+
+
+MISMATCH = """
+import torch, scidata
+from torch.distributed.tensor import Shard
+mesh = scidata.init_mesh(domain=3)["domain"]
+x = scidata.ShardTensor.from_local(torch.ones(4, 5), mesh, [Shard(0)])
+if mesh.get_rank() == 0:
+    x.sum(0)
+else:
+    x.sum()
+"""
+
+
+def test_where_gloo_ends_a_process_its_line_is_told(tmp_path):
+    codes, said, _ = zip(*run_script(tmp_path, MISMATCH, 3), strict=True)
+    ended = [text for code, text in zip(codes, said, strict=True) if code == -signal.SIGABRT]
+    assert ended, said
+    for text in ended:
+        assert "collective mismatch" in text
+        assert ", line 9 in <module>" in text, text
+
+
 # -- processes that end, where no loop is ----------------------------------------------------------------------------
 
 

@@ -43,6 +43,8 @@ so that launchers name the one that has failed first.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import faulthandler
 import multiprocessing
 import os
 import sys
@@ -98,6 +100,9 @@ def begin(timeout: float = 0.0, *, host: int | None = 0) -> Board | None:
         if multiprocessing.parent_process() is not None:  # which ends without that
             Finalize(None, _leave, (os.getpid(),), exitpriority=100)
         groups.add_explainer(_reason)
+        with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # stderr is no file, in a notebook
+            if not faulthandler.is_enabled():
+                faulthandler.enable()  # where sizes do not match, gloo ends the process in a thread of C++'s
     board = _own.board
     if board is None or board.is_over:
         board = _own.board = Board(host)

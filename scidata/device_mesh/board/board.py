@@ -29,7 +29,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from scidata.device_mesh.board import stuck
+from scidata.device_mesh.board import calls, stuck
 from scidata.device_mesh.board.deadlock import Deadlocks
 from scidata.device_mesh.board.events import Event, events_of, post
 from scidata.device_mesh.board.processes import ProcessId
@@ -43,6 +43,7 @@ _PERIOD = 0.25  # s between two looks
 _RANKS_A_SECOND = 1024  # that give a sign of life, and ask for others'; more do so less often: one process answers all
 _LONGEST_REST = 1.0  # s between two times that the server is asked for events: one that keeps the store waits for 2 s
 _LONGEST_BEAT = 8.0  # s from one sign of life to the next; well below the silence that says something
+_BEATS_A_COMPARISON = 2  # of collectives
 _BEATS_A_QUESTION = 8  # for events, of a rank that listens: a firewall may have dropped the connection
 _DUE_PERIOD = 0.05  # s between two looks while a rank may wait in vain
 _SILENCE = 30.0  # s without a sign of life; a rank may hold the GIL for long
@@ -75,7 +76,8 @@ class Board(BoardState):
         self._is_due = False  # an event that a thread should not wait in spite of: worth looking often
         self._breaks: Event | None = None  # for which this process breaks its groups
         self._stalls, self._armed = stuck.StallDetector(), 0.0
-        self._deadlocks = Deadlocks(self.rank)
+        self._deadlocks, self._calls = Deadlocks(self.rank), calls.Calls(self.rank)
+        calls.forget()
         self._is_broken = self._is_outside = False
         # SimpleQueue: a loop's end() may be called by a collection, in the middle of anything
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -242,6 +244,8 @@ class Board(BoardState):
             if talks:
                 self._next_beat = time.monotonic() + self._beat_seconds
                 self._beat()
+                if self._count % _BEATS_A_COMPARISON == 0 and (differ := self._calls.look(self.posts)) is not None:
+                    self.post(differ)
             if self._has_come.is_set() or not self._listens or (talks and self._count % _BEATS_A_QUESTION == 0):
                 self._has_come.clear()
                 self._hear()
@@ -255,7 +259,7 @@ class Board(BoardState):
 
     def _beat(self) -> None:
         self._count += 1
-        self.posts.post(f"beat/{self.rank}", {"beat": self._count, "loops": self.places})
+        self.posts.post(f"beat/{self.rank}", {"beat": self._count, "loops": self.places, "calls": self._calls.latest()})
 
     def _hear(self) -> None:
         for event in events_of(self.posts, self._num_read):
@@ -265,11 +269,14 @@ class Board(BoardState):
             if event.kind == "stop":
                 self._stops_asked.add(event.text)
                 continue
+            if event.kind == "differ":
+                self._tell(self._calls.difference(self.posts, event))
+                continue
             if event.kind == "slow":
                 if self.rank == self.ranks[0]:
                     _log.warning("%s", event.text)
                 continue
-            self.events.append(event)
+            self._take(event)
             if event.rank == self.host and event.is_last:  # with a word; the store may end with it
                 self.is_alone = True
                 self.knows(event)
@@ -324,9 +331,16 @@ class Board(BoardState):
 
     def _look_for_deadlocks(self, talks: bool) -> None:
         thread = self.loops[-1].thread if self.loops else self.thread
-        event = self._deadlocks.look(self.posts, thread, len(self.ranks), reads=talks and not self._is_due)
+        self._tell(self._deadlocks.look(self.posts, thread, len(self.ranks), reads=talks and not self._is_due))
+
+    def _tell(self, event: Event | None) -> None:
         if event is not None:
-            self.events.append(self.post(event))
+            self._take(self.post(event))
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        if event.kind == "stuck":  # ranks that wait are called back; the others raise in their next collective
+            calls.found.append(event)
 
     # -- calling a thread back that waits in a collective for a rank which does not come -----------------------------
 

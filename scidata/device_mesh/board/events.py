@@ -26,7 +26,8 @@ class Event:
     # its use, if it comes to its use; ``"slow"`` does not. ``"left"``: the script has ended without an error.
     # ``"stop"``: a signal asks all ranks to stop, by the :class:`scidata.StopSignal` of the name ``text``. ``"met"``:
     # an operation has raised; it matters where others wait for that rank. ``"stuck"``: ranks wait for each other, and
-    # for ever. ``"ended"``: another rank's failure has ended
+    # for ever, or have mixed values of different operations. ``"differ"``: the rank in ``started`` should look into
+    # what it has begun in the group ``text``. ``"ended"``: another rank's failure has ended
     # the process; tells nobody anything
     kind: str
     rank: int  # whose it is

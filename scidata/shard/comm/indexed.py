@@ -9,12 +9,12 @@ not take part, and the others do not wait long for it.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch.distributed as dist
 
-from scidata.device_mesh.board import common_postings
+from scidata.device_mesh.board import calls, common_postings
 from scidata.errors import ConfigError
 from scidata.shard.comm.comparing import Comparison
 
@@ -24,7 +24,6 @@ _SECONDS = 2.0  # that a rank waits for others in one comparison
 _PAUSES = 0.0002, 0.01  # s between two questions: at first, and in the end
 
 _noted: dict[str, deque[str]] = {}  # by name of the group
-_calls: Counter[str] = Counter()  # collectives of each group, as many on all of its ranks
 
 
 def note(sample: str, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -34,19 +33,25 @@ def note(sample: str, groups: Sequence[dist.ProcessGroup]) -> None:
             _noted.setdefault(group.group_name, deque(maxlen=_KEPT)).append(sample)
 
 
-def compare(group: dist.ProcessGroup | None) -> None:
+def compare(group: dist.ProcessGroup | None, way: str, num_bytes: int = 0) -> None:
     """Compare the notes since the last time; every collective of scidata calls this before it begins.
 
-    Raises ConfigError on all ranks alike, where they have taken different samples.
+    Raises ConfigError on all ranks alike, where they have taken different samples; RankFailedError, where another
+    thread has found that they called different operations.
+
+    ``way, num_bytes``: what the collective does, and bytes of each rank, where all have as many.
     """
+    if calls.found:
+        raise calls.found[0].error()
     name = group.group_name if group is not None else ""
-    _calls[name] += 1
+    calls.numbers[name] += 1
+    calls.noted.append((name, calls.numbers[name], calls.called.operation[0], way, num_bytes))
     notes = _noted.pop(name, None) if _noted else None
     if notes is None:
         return
     ranks = dist.get_process_group_ranks(group)
     posts = common_postings()
-    comparison = Comparison(posts, f"samples/{name}/{_calls[name]}", dist.get_rank(), ranks, _differ)
+    comparison = Comparison(posts, f"samples/{name}/{calls.numbers[name]}", dist.get_rank(), ranks, _differ)
 
     def wait(key: str, whose: Sequence[int]) -> None:
         if not posts.wait([key], seconds=_SECONDS, pauses=_PAUSES):

@@ -125,7 +125,7 @@ def _gather(x: Tensor, shape: Sequence[int], num_ranks: int, group: Group) -> Te
     found = x.new_empty(shape)
     received, part = found.view(-1).view(torch.uint8), as_bytes(x)
     count_sent(x.nbytes * (num_ranks - 1))
-    compare(group)
+    compare(group, "gather", x.nbytes)
     with named("gather") if is_profiled() else RLock():
         if _is_small(x, num_ranks):
             dist.all_to_all_single(received, part.repeat(num_ranks), group=group)
@@ -179,7 +179,7 @@ class Transfer:
         self._outgoing, received = as_bytes(outgoing), self.received.view(torch.uint8)  # must live until it is sent
         sent, held = ([(other, num * size) for other, num in counts] for counts in (sent, held))
         count_sent(sum([num for other, num in sent if other != rank]))
-        compare(group)
+        compare(group, "exchange")
         # each rank sends to less than a quarter of the others in the mean; of four ranks all are neighbours
         if pairs is not None and 4 * pairs <= num_ranks**2 and num_ranks > 4 and outgoing.is_cpu:
             self._send(received, sent, held, rank, group)
@@ -258,7 +258,7 @@ def swap(rows: Tensor, group: Group) -> Tensor:
     outgoing = as_bytes(rows)
     received = torch.empty_like(outgoing)
     count_sent(len(outgoing) - len(outgoing) // group_size(group))
-    compare(group)
+    compare(group, "exchange", len(outgoing))
     dist.all_to_all_single(received, outgoing, group=group)
     return received.view(rows.dtype).view(rows.shape)
 
@@ -297,7 +297,7 @@ def broadcast(x: Tensor, src: int, group: Group) -> None:
         return
     values = x.contiguous()
     count_sent(values.nbytes * (group_size(group) - 1) if group_rank(group) == src else 0)
-    compare(group)
+    compare(group, "broadcast", values.nbytes)
     dist.broadcast(as_bytes(values), group=group, group_src=src)
     if values.data_ptr() != x.data_ptr():
         x.copy_(values)
@@ -397,7 +397,7 @@ def _reduce(x: Tensor, number: int, group: Group) -> Tensor:
         wide = _reduce_by_pairs(wide, op, group)
     else:
         count_sent(2 * wide.nbytes * (num_ranks - 1) // num_ranks)
-        compare(group)
+        compare(group, "reduction", wide.nbytes)
         dist.all_reduce(torch.view_as_real(wide) if wide.is_complex() else wide, op, group=group)
     return wide.to(x.dtype)
 

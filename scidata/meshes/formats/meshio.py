@@ -10,6 +10,7 @@ import importlib.util
 import io
 import os
 import pickle
+import re
 import signal
 import stat
 import subprocess
@@ -216,7 +217,7 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
         check_outside(path, allow_external=allow_external)
         with open(path, "rb") as file:
             return read_vtk(path, file.read())
-    if _is_binary_vtk(path) and importlib.util.find_spec("vtkmodules") is not None:
+    if _is_for_vtk(path) and importlib.util.find_spec("vtkmodules") is not None:
         check_outside(path, allow_external=allow_external)
         return _read_by_vtk(path)
     if path.lower().endswith(tuple(MESHES_IN_HDF5)):
@@ -240,7 +241,7 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
         why = " ".join(printed.getvalue().split()) if isinstance(e, SystemExit) else e
         remedy = (
-            "save it as .vtp (PolyData), or as binary with vtk installed (extra [vtk]), which are read"
+            "save it as .vtp (PolyData), or install vtk (extra [vtk]), which reads it"
             if "POLYDATA" in str(why)
             else "convert it"
         )
@@ -276,13 +277,15 @@ def _read_obj(path: str, meshio: Any) -> Any:
         return meshio.read(file.name)
 
 
-def _is_binary_vtk(path: str) -> bool:
-    """Whether a file is legacy VTK with binary arrays; of text that is cut off VTK makes up the rest."""
+def _is_for_vtk(path: str) -> bool:
+    """Whether a file is legacy VTK with binary arrays, or polygons as text; grids as text are meshio's."""
     if not path.lower().endswith(".vtk"):
         return False
     with open(path, "rb") as file:
         lines = file.read(_HEAD).split(b"\n", 3)
-    return len(lines) > 3 and lines[2].strip().upper() == b"BINARY"
+    return len(lines) > 3 and (
+        lines[2].strip().upper() == b"BINARY" or re.match(rb"\s*DATASET\s+POLYDATA\b", lines[3], re.I) is not None
+    )
 
 
 def _read_by_vtk(path: str) -> MeshData:

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+_END = "scidata-end"
+_HEADS = b"scalars", b"vectors", b"normals", b"tensors", b"texture", b"color", b"lookup"
 _MEMORY, _RATIO = 4 << 30, 100  # bytes beside a mesh, and for each byte of its file
 
 
@@ -60,14 +62,33 @@ def _by_vtk(path: str, folder: str) -> None:
 
     window = vtkCommonCore.vtkStringOutputWindow()  # readers inside the reader tell it alone of errors
     vtkCommonCore.vtkOutputWindow.SetInstance(window)
-    reader = vtkIOLegacy.vtkGenericDataObjectReader()
-    reader.SetFileName(path)
-    for kind in ("Scalars", "Vectors", "Tensors", "Normals", "TCoords", "ColorScalars", "Fields"):
-        getattr(reader, f"ReadAll{kind}On")()
-    reader.Update()
-    found = reader.GetOutputDataObject(0)
-    if window.GetOutput() or found is None or not found.IsA("vtkDataSet"):
-        raise ValueError(" ".join(window.GetOutput().split()) or "it has no mesh")
+
+    def read(data: bytes) -> Any:
+        reader = vtkIOLegacy.vtkGenericDataObjectReader()
+        reader.ReadFromInputStringOn()
+        reader.SetBinaryInputString(data, len(data))
+        for kind in ("Scalars", "Vectors", "Tensors", "Normals", "TCoords", "ColorScalars", "Fields"):
+            getattr(reader, f"ReadAll{kind}On")()
+        reader.Update()
+        found = reader.GetOutputDataObject(0)
+        if window.GetOutput() or found is None or not found.IsA("vtkDataSet"):
+            raise ValueError(" ".join(window.GetOutput().split()) or "it has no mesh")
+        return found
+
+    with open(path, "rb") as file:
+        data = file.read()
+    found = read(data)
+    if data.split(b"\n", 3)[2].strip().upper() == b"ASCII" and (num := found.GetNumberOfPoints()):
+        # of text that is cut off VTK makes up the rest: then an array that is put behind it does not come back
+        sections = re.findall(rb"(?im)^\s*(point|cell)_data\b", data)
+        begin = "" if sections and sections[-1].lower() == b"point" else f"POINT_DATA {num}"
+        end = f"\n\n{begin}\nSCALARS {_END} int\nLOOKUP_TABLE default\n" + "7 " * num
+        found = read(data + end.encode())
+        array = found.GetPointData().GetArray(_END)
+        last = data.rstrip().rpartition(b"\n")[2].strip().lower()
+        if array is None or array.GetRange() != (7.0, 7.0) or last.startswith(_HEADS):
+            raise ValueError("it ends before all is there that it announces")
+        found.GetPointData().RemoveArray(_END)
     writer = vtkIOXML.vtkXMLPolyDataWriter() if found.IsA("vtkPolyData") else vtkIOXML.vtkXMLUnstructuredGridWriter()
     if not found.IsA("vtkPolyData"):  # a structured grid becomes one of cells
         append = vtkFiltersCore.vtkAppendFilter()

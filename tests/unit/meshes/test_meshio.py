@@ -400,6 +400,26 @@ def test_binary_legacy_polydata_by_vtk(tmp_path):
         read_samples(path)[0].fields["p"].read()
 
 
+def test_legacy_polydata_as_text_by_vtk(tmp_path):
+    pytest.importorskip("vtkmodules")
+    path = tmp_path / "m.vtk"
+    text = (
+        "# vtk DataFile Version 3.0\nx\nASCII\nDATASET POLYDATA\nPOINTS 4 float\n0 0 0 1 0 0 1 1 0 0 1 0\n"
+        "POLYGONS 2 8\n3 0 1 2\n3 0 2 3\nCELL_DATA 2\nSCALARS p double 1\nLOOKUP_TABLE default\n0.1 0.7\n"
+        "POINT_DATA 4\nVECTORS u float\n0 0 1 0 0 2 0 0 3 0 0 4\n"
+    )
+    path.write_text(text)
+    raw = read_samples(path)[0]
+    np.testing.assert_array_equal(raw.cells.connectivity, [0, 1, 2, 0, 2, 3])
+    np.testing.assert_array_equal(raw.fields["p"].read(), [0.1, 0.7])
+    np.testing.assert_array_equal(raw.fields["u"].read()[:, 2], [1, 2, 3, 4])
+    assert set(raw.fields) == {"p", "u"}
+    for rest in ("0 3 0 0 4\n", "VECTORS u"):  # cut off here VTK makes up the rest
+        path.write_text(text[: text.index(rest) + (9 if rest == "VECTORS u" else 0)])
+        with pytest.raises(UnsupportedFormatError, match=r"m\.vtk: VTK cannot read it"):
+            read_samples(path)[0]
+
+
 def test_normals_of_corners_are_none_of_points(tmp_path):
     path, points = tmp_path / "m.obj", "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 1 1 0\n"
     one = "vn 0 0 1\n"

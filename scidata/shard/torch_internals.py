@@ -74,9 +74,14 @@ def version_of(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
+def storage_of(x: Tensor) -> int:
+    """Return a number of a plain tensor's storage: of empty ones, addresses do not tell."""
+    return x.untyped_storage()._cdata
+
+
 def shares_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two plain tensors lie in one storage: of empty ones, addresses do not tell."""
-    return bool(x.untyped_storage()._cdata == y.untyped_storage()._cdata)
+    """Whether two plain tensors lie in one storage."""
+    return storage_of(x) == storage_of(y)
 
 
 def is_of_leaf(x: Tensor) -> bool:

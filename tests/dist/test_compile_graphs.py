@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
@@ -15,6 +16,8 @@ from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard.compile import regions_of
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
+from tests.bench.compile_step import collectives_of
+from tests.bench.step_costs import ViTBlock
 from tests.dist._checks import asked_for, failures
 from tests.dist._graphs import NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 from tests.dist._pyg import to_pyg
@@ -48,7 +51,7 @@ def pair(mesh, make, **options):
     compiled = copy.deepcopy(eager)
     for model in (eager, compiled):
         scidata.parallelize(model, mesh)
-    return eager, scidata.compile(compiled, backend="aot_eager", **options)
+    return eager, scidata.compile(compiled, **{"backend": "aot_eager", **options})
 
 
 def mesh_graph_net():
@@ -303,9 +306,36 @@ def arguments_that_are_changed(mesh):
     assert given[0].found is not None
 
 
+def work_while_values_travel(mesh):
+    """Gradients of weights are computed while those of halos travel."""
+    graphs = []
+
+    def keep(gm, inputs):
+        graphs.append([node.target for node in gm.graph.nodes])
+        return make_boxed_func(gm.forward)
+
+    def make():
+        return nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.GELU(), nn.Conv1d(3, 2, 3, padding=1)).double()
+
+    x = torch.randn(1, 2, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    models = pair(mesh, make, backend=keep)
+    assert trains(models, lambda model, x: model(x), [scidata.scatter_tensor(x, 0, mesh, [Shard(2)])]) == 1
+    start, finish = (graphs[1].index(getattr(torch.ops.scidata, name).default) for name in ("start", "finish"))
+    assert torch.ops.aten.convolution_backward.default in graphs[1][start:finish]
+
+
+def sums_that_meet(mesh):
+    """A block of attention gathers keys and values, adds their gradients up, and has one bucket for all weights."""
+    x = scidata.scatter_tensor(torch.ones(1, 11, 4, dtype=torch.float64), 0, mesh, [Shard(1)])
+    models = pair(mesh, lambda: ViTBlock(4, 2).double())
+    assert trains(models, lambda model, x: model(x), [x]) == 1
+    assert [collectives_of(lambda: model(x).sum().backward())[0] for model in models] == [3, 3]  # noqa: B023
+
+
 ALL = [
     one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
     ids_of_other_ranks, one_of_two_results, gradients_differentiated, scattered_inside, communicates_past_scidata,
+    work_while_values_travel, sums_that_meet,
 ]  # fmt: skip
 SLOW = [one_graph_by_ghosts, many_graphs_by_exchange, many_graphs_by_ghosts, layers_of_pyg, recurrent_layers]
 

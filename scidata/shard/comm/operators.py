@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from inspect import signature
 from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
 
@@ -162,13 +161,13 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
     """
 
     def decorate(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
-        name, names = function.__name__.strip("_"), [*signature(function).parameters]
+        name, num = function.__name__.strip("_"), schema.count(",")
 
         def run(*args: Any) -> Tensor:
             plain: Any = function
-            found: Tensor = plain(*args[: len(names) - 1], _groups[args[len(names) - 1]])
+            found: Tensor = plain(*args[:num], _groups[args[num]])
             if _watches and (watch := _watches.get(get_ident())) is not None:
-                watch(args[len(names)], found)
+                watch(args[num + 1], found)
             return found
 
         for overload, more in (("", ""), (".ordered", ", Tensor(a!) order")):
@@ -206,9 +205,6 @@ def is_operator(target: object) -> bool:
     return getattr(target, "overloadpacket", None) in _operators
 
 
-_library.define("in_range(Tensor x, int start, int stop, str message) -> Tensor")
-
-
 def in_range(x: Tensor, start: int, stop: int, message: str) -> Tensor:
     """Return numbers; raises IndexError with the message where one is not from ``start`` on and below ``stop``."""
     if not is_capturing():
@@ -232,6 +228,13 @@ def _checked(x: Tensor, start: int, stop: int, message: str) -> Tensor:
     return x.clone()
 
 
-_library.impl("in_range", _checked, "CompositeExplicitAutograd")
-has_side_effect(torch.ops.scidata.in_range.default)  # a check whose result nobody uses stays in the graph
-torch.library.register_fake("scidata::in_range", lambda x, *_: torch.empty_like(x), lib=_library)
+def define(schema: str, function: Callable[..., Any], like: Callable[..., Any]) -> None:
+    """Define an operator that waits, and that stays in a graph though nobody uses its result."""
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=torch.Tag.cudagraph_unsafe)
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"scidata::{name}", like, lib=_library)
+    has_side_effect(getattr(torch.ops.scidata, name).default)
+
+
+define("in_range(Tensor x, int start, int stop, str message) -> Tensor", _checked, lambda x, *_: torch.empty_like(x))

@@ -208,26 +208,30 @@ class Transfer:
         _under_way.discard(self)
 
 
-def _as_held(x: Tensor, _0: object, _1: object, _2: object, held: Sequence[int], *_: object) -> Tensor:
+def as_held(x: Tensor, _0: object, _1: object, _2: object, held: Sequence[int], *_: object) -> Tensor:
+    """Make a tensor as that of the values received."""
     return x.new_empty(sum(held))
 
 
-@operator("Tensor x, int[] receivers, int[] sent, int[] senders, int[] held, int pairs, str group", _as_held)
-def _exchange(
-    x: Tensor,
-    receivers: Sequence[int],
-    sent: Sequence[int],
-    senders: Sequence[int],
-    held: Sequence[int],
-    pairs: int,
-    group: Group,
-) -> Tensor:
-    """Send values to some ranks, and return those received. Collective; see :class:`Transfer`."""
-    outgoing, incoming = ([*zip(*way, strict=True)] for way in ((receivers, sent), (senders, held)))
+#: Parameters of operators that send values to some ranks, and get some of others.
+ROUTE = "Tensor x, int[] receivers, int[] sent, int[] senders, int[] held, int pairs, str group"
+
+
+def sent_by_route(x: Tensor, *route: Any, waits: bool) -> Transfer:
+    """Send values by the arguments of such an operator; see :class:`Transfer`. Collective."""
+    receivers, sent, senders, held, pairs, group = route
+    outgoing, incoming = [*zip(receivers, sent, strict=True)], [*zip(senders, held, strict=True)]
     with named("halo") if is_profiled() else RLock():
-        transfer = Transfer(x, outgoing, incoming, group, pairs, waits=True)
-        transfer.wait()
-    return transfer.received
+        found = Transfer(x, outgoing, incoming, group, pairs, waits=waits)
+        if waits:
+            found.wait()
+    return found
+
+
+@operator(ROUTE, as_held)
+def _exchange(x: Tensor, *route: Any) -> Tensor:
+    """Send values to some ranks, and return those received. Collective; see :class:`Transfer`."""
+    return sent_by_route(x, *route, waits=True).received
 
 
 def _slices(x: Tensor, counts: Counts) -> dict[int, Tensor]:

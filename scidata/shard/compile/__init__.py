@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scidata.core.checks import check_int
+from scidata.core.checks import check_choice, check_flag, check_int, check_mapping
 from scidata.core.keywords import checked_keywords
-from scidata.errors import ConfigError, near_matches
+from scidata.errors import ConfigError
 from scidata.shard.attention.algorithms import chosen_by_user
 from scidata.shard.comm.operators import OtherValuesError, expecting, tapes, telling
 from scidata.shard.comm.operators import noting as keep
@@ -402,7 +402,7 @@ def compile(
     Raises
     ------
     ConfigError
-        An unknown backend or mode, ``dynamic=True``, or with ``fullgraph`` a model that cannot be captured.
+        An unknown backend, mode or option, ``dynamic=True``, or with ``fullgraph`` a model that cannot be captured.
 
     Examples
     --------
@@ -412,14 +412,18 @@ def compile(
     >>> print(scidata.explain(model, torch.ones(1, 2)).compiled[0])  # doctest: +ELLIPSIS
     Sequential: ... operations forward (0 collectives), ... operations backward (0 collectives)
     """
-    if isinstance(backend, str) and backend not in _BACKENDS:
-        raise ConfigError(f"backend {backend!r} is not known{near_matches(backend, _BACKENDS)}")
+    if not callable(backend):
+        check_choice("backend", backend, _BACKENDS)
+    check_flag("fullgraph", fullgraph)
+    check_mapping("options", options, '{"max_autotune": True}')
+    if dynamic is not None:
+        check_flag("dynamic", dynamic)
     if dynamic:
         raise ConfigError("dynamic=True: sizes are part of layouts, so each has a graph of its own; leave it out")
     chosen = Options(
         backend=backend, mode=mode, options=options, fullgraph=fullgraph, limit=check_int("limit", limit, least=1)
     )
-    chosen.compilers()  # raises for an unknown mode
+    chosen.compilers()  # raises for an unknown mode or option
     module = model if isinstance(model, nn.Module) else called_module(model)
     if module is not None:
         of_module: Any = Region(eager_call(module), module, type(module).__name__, chosen)

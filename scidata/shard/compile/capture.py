@@ -8,6 +8,7 @@ an eager step in the same order, so that ranks with a graph and ranks without on
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, is_operator
 from scidata.shard.comm.sums import defer, deferral, num_deferred
 from scidata.shard.compile.backward import Again
+from scidata.shard.compile.overlap import overlap
 from scidata.shard.compile.reach import EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
@@ -34,12 +36,12 @@ from scidata.shard.compile.torch_internals import (
     draws,
     keep_in_forward,
     lists_of_weights,
-    storage_of,
+    make_boxed,
     tracing,
 )
 from scidata.shard.compile.values import Leaf, aliases_of, contents, facts, result_of
 from scidata.shard.compile.watch import Watch
-from scidata.shard.torch_internals import has_values, tree_flatten, tree_unflatten, version_of
+from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_unflatten, version_of
 
 _MOST_SAID = 400  # characters of an error; inductor shows whole kernels
 
@@ -136,7 +138,7 @@ def capture(
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
     put_off = {i: found.groups for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
 
-    overlap = any(isinstance(each, tuple) and each[1:] != (0, each[0]) for each in aliases_of(tensors))
+    share = any(isinstance(each, tuple) and each[1:] != (0, each[0]) for each in aliases_of(tensors))
 
     def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
         with _swapped(places, tensors[: len(places)], snapshot.modules):
@@ -163,7 +165,7 @@ def capture(
         written = {i for i, version in enumerate(versions) if version_of(tensors[i]) != version}
         if any(tensors[i].requires_grad for i in written):
             raise EffectError("it writes to an argument that requires grad")
-        if written and overlap:
+        if written and share:
             raise EffectError("it writes to an argument, and some share memory")
         if any(x is given for x in _tensors_of(results) for given in tensors[: len(places)]):
             raise EffectError("a result is a parameter or a buffer")
@@ -209,10 +211,18 @@ def capture(
         def compiled(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             if not made.operations:  # without backward
                 check(gm)
+            if not made.expected:
+                overlap(gm)
             if fuses:
                 _order(gm, _collectives(gm))
-            graph = compile_graph(gm, inputs)
-
+            as_it_is = make_boxed(gm.forward)
+            try:
+                graph = compile_graph(gm, inputs)
+            except Exception as e:
+                if not made.is_compiled:
+                    raise
+                warnings.warn(f"scidata.compile: {again.name}: backward is run uncompiled: {_said(e)}", stacklevel=2)
+                return as_it_is
             if made.is_compiled:
                 return graph  # of backward, which is compiled when it is first run
 
@@ -261,9 +271,10 @@ def capture(
 
 def _said(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
+    said = text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…"
     if "file too short" in text:
-        text += "; a compiler was killed while it wrote that file: remove it, and the run's other ranks' beside it"
-    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…"
+        said += "; a compiler was killed while it wrote that file: remove it, and the run's other ranks' beside it"
+    return said
 
 
 @contextmanager

@@ -19,7 +19,9 @@ from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scidata.shard.torch_internals import has_values, unseen, version_of
+from scidata.core.checks import check_choice
+from scidata.errors import ConfigError, near_matches
+from scidata.shard.torch_internals import has_values, storage_of, unseen, version_of
 
 #: A graph of a step in, and its example tensors; out comes a function of the same tensors.
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
@@ -254,10 +256,17 @@ def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compi
     """Return inductor's compilers of forward and backward graphs: ``torch.compile`` compiles what Dynamo has traced."""
     from torch._inductor import compile_fx, config, list_mode_options
 
-    chosen = {**(list_mode_options(mode) if mode else {}), **(options or {}), "fallback_random": True}
+    if mode is not None:
+        check_choice("mode", mode, list_mode_options())
+    given = {name.replace("-", "_"): value for name, value in (options or {}).items()}
+    for name in given.keys() - (known := config.get_config_copy()).keys():
+        raise ConfigError(f"options: inductor has no {name!r}{near_matches(name, known, listed=False)}")
+    chosen = {**(list_mode_options(mode) if mode else {}), **given, "fallback_random": True}
 
     def run(gm: GraphModule, inputs: list[Any], *, is_backward: bool) -> Callable[..., Any]:
-        with config.patch(chosen):
+        # what is computed while values travel would go to where memory is least
+        keeps_order = any(node.target is torch.ops.scidata.start.ordered for node in gm.graph.nodes)
+        with config.patch({**({"reorder_for_peak_memory": False} if keeps_order else {}), **chosen}):
             compiled: Any = compile_fx.compile_fx_inner(gm, inputs, is_backward=is_backward)
         return compiled
 
@@ -323,6 +332,16 @@ def draws(target: object) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def computes(target: object) -> bool:
+    """Whether the target of a node is an operator, and no view."""
+    return isinstance(target, torch._ops.OpOverload) and not target.is_view
+
+
+def writes(target: object) -> bool:
+    """Whether the target of a node is an operator that writes to an operand."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
 def make_boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as graphs call it: with one list of tensors, which it may empty."""
     from functorch import compile as compilers
@@ -334,11 +353,6 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Say that a function is of this kind by itself."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
-
-
-def storage_of(x: Tensor) -> int:
-    """Return a number of the tensor's storage: of empty ones, addresses do not tell."""
-    return x.untyped_storage()._cdata
 
 
 def memory_facts(x: Tensor) -> tuple[object, ...]:

@@ -23,7 +23,7 @@ from scidata.core.cache import Cache
 from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.comm.sums import deferral
 from scidata.shard.compile.reach import SIMPLE_TYPES, NotCapturedError
-from scidata.shard.compile.torch_internals import memory_facts, storage_of
+from scidata.shard.compile.torch_internals import memory_facts
 from scidata.shard.graphs.ghosts import held_ghosts, keep_ghosts
 from scidata.shard.graphs.local_graph import HopCounts
 from scidata.shard.graphs.routed import RoutedIndex
@@ -31,7 +31,7 @@ from scidata.shard.graphs.targets import FilledTensor
 from scidata.shard.rows.runs import owned_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import tree_flatten, tree_leaves, tree_unflatten, version_of
+from scidata.shard.torch_internals import storage_of, tree_flatten, tree_leaves, tree_unflatten, version_of
 from scidata.shard.views import Copy
 
 _Shard = TypeVar("_Shard", bound=ShardBase)

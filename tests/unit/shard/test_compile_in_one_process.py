@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import nn
 
 import scidata
+from scidata.errors import ConfigError
 from scidata.shard.compile import regions_of
 
 
@@ -135,3 +137,48 @@ def test_numbers_without_a_seed_are_drawn_anew(draw):
     compiled = scidata.compile(lambda x: x + float(draw()), backend="aot_eager")
     found = [compiled(torch.zeros(1, dtype=torch.float64)).item() for _ in range(5)]
     assert len({*found}) == 5
+
+
+def test_arguments_with_typos_are_named():
+    for given, said in (
+        ({"backend": "inductr"}, "did you mean 'inductor'"),
+        ({"backend": 3}, "backend must be one of"),
+        ({"mode": "max-autotun"}, "did you mean 'max-autotune'"),
+        ({"options": {"max_autotun": True}}, "did you mean 'max_autotune'"),
+        ({"options": ["max_autotune"]}, "expected a mapping"),
+        ({"dynamic": "no"}, "dynamic"),
+        ({"fullgraph": "no"}, "fullgraph"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            scidata.compile(nn.Linear(2, 2), **given)
+
+
+def test_default_dtypes_have_graphs_of_their_own():
+    compiled = scidata.compile(lambda x: x + torch.ones(3), backend="aot_eager")
+    try:
+        for dtype in [torch.float32] * 3 + [torch.float64] * 3 + [torch.float32]:
+            torch.set_default_dtype(dtype)
+            assert compiled(torch.zeros(3, dtype=torch.float32)).dtype is dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert sum(map(len, regions_of(compiled)[0].captured.values())) == 2
+
+
+def test_a_backward_graph_that_cannot_be_compiled_runs_as_it_is():
+    """A killed compiler leaves a short file, for one: inductor's error of that has these words."""
+    num = []
+
+    def compiler(gm, inputs):
+        num.append(1)
+        if len(num) > 1:
+            raise ImportError(f"/{'a' * 500}.so: file too short")
+        return make_boxed_func(gm.forward)
+
+    compiled = scidata.compile(torch.tanh, backend=compiler)
+    x = torch.ones(3, requires_grad=True)
+    compiled(x).sum().backward()
+    with pytest.warns(UserWarning, match="uncompiled.*remove it, and the run's"):
+        compiled(x).sum().backward()
+    compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, 3 * (1 - torch.tanh(torch.ones(3)) ** 2))
+    assert len(num) == 2

@@ -583,8 +583,8 @@ def test_constants_are_computed_at_once_and_not_written_to():
         assert not of_tensors.has_values(scaled)
         assert not of_tensors.has_values(drawn)
         assert part.tolist() == [1, 2, 3]
-        assert {of_graphs.storage_of(x) for x, _ in constants.read.values()} == {
-            *map(of_graphs.storage_of, (held, rows))
+        assert {of_tensors.storage_of(x) for x, _ in constants.read.values()} == {
+            *map(of_tensors.storage_of, (held, rows))
         }
     assert held.tolist() == [3, 1]
 
@@ -689,6 +689,12 @@ def test_draws():
     assert not of_graphs.draws("output")
 
 
+def test_computes_and_writes():
+    aten = torch.ops.aten
+    assert [of_graphs.computes(x) for x in (aten.sin.default, aten.view.default, "output")] == [True, False, False]
+    assert [of_graphs.writes(x) for x in (aten.sin.default, aten.sin_.default, "output")] == [False, True, False]
+
+
 def test_make_boxed_leaves_functions_of_one_list():
     boxed = of_graphs.boxed(lambda inputs: [sum(inputs)])
     assert of_graphs.make_boxed(boxed) is boxed
@@ -780,8 +786,8 @@ def test_inductor_knows_modes():
 
 def test_storage_of_tells_empty_tensors_apart():
     x, nothing = torch.zeros(4), torch.zeros(0)
-    assert of_graphs.storage_of(x) == of_graphs.storage_of(x[2:])
-    assert of_graphs.storage_of(nothing) != of_graphs.storage_of(torch.zeros(0))
+    assert of_tensors.storage_of(x) == of_tensors.storage_of(x[2:])
+    assert of_tensors.storage_of(nothing) != of_tensors.storage_of(torch.zeros(0))
 
 
 def test_memory_facts():

@@ -1,0 +1,153 @@
+"""Exchanges of a graph are started when their rows are there, and waited for where these are used, other work between.
+
+Collectives stay in their order, and so do random numbers. Work waits for values that are under way until the next
+collective has been called, at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from scidata.shard.comm.operators import define, is_operator, operator
+from scidata.shard.comm.transport import ROUTE, Transfer, as_held, sent_by_route
+from scidata.shard.compile.torch_internals import computes, draws, writes
+from scidata.shard.torch_internals import storage_of
+
+_aten: Any = torch.ops.aten
+_scidata: Any = torch.ops.scidata
+_CHEAP = frozenset(getattr(_aten, name).default for name in ("clone", "full", "new_full", "new_zeros", "zeros"))
+
+_started: dict[int, Transfer] = {}  # by the storage of what is received
+
+
+@operator(ROUTE, as_held)
+def _start(x: Tensor, *route: Any) -> Tensor:
+    """Do as ``exchange``, but that the values are there after ``finish`` of what is returned, and of ``x``."""
+    started = sent_by_route(x, *route, waits=False)
+    _started[storage_of(started.received)] = started
+    return started.received
+
+
+def _finish(received: Tensor, sent: Tensor) -> None:
+    _started.pop(storage_of(received)).wait()
+
+
+define("finish(Tensor(a!) received, Tensor sent) -> ()", _finish, lambda *_: None)
+
+
+class _Order:
+    """Nodes in a new order: ``found``, with each exchange a second time where it is waited for."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.found: list[Node] = []
+        self.work: dict[Node, int] = {}  # between the start of an exchange and its wait
+        self._left = dict.fromkeys(nodes)
+        self._under_way: list[Node] = []
+        self._needs = {node: {*node.all_input_nodes} & self._left.keys() for node in nodes}
+        last: list[Node] = []
+        for node in nodes:  # these keep their order
+            if draws(node.target) or (node.is_impure() and not is_operator(node.target)):
+                self._needs[node] |= {*last}
+                last = [node]
+
+    def put(self, node: Node) -> None:
+        for each in [each for each in self._under_way if each in self._needs[node]]:
+            self._wait(each)
+        self.found.append(node)
+        del self._left[node]
+        if computes(node.target) and node.target not in _CHEAP:
+            for each in self._under_way:
+                self.work[each] += 1
+        if node.target is _scidata.exchange.default:
+            self._under_way.append(node)
+            self.work[node] = 0
+
+    def _wait(self, exchange: Node) -> None:
+        self._under_way.remove(exchange)
+        self.found.append(exchange)
+
+    def put_with_needs(self, node: Node) -> None:
+        needed, ahead = {node}, [node]
+        for each in ahead:
+            new = [x for x in self._needs[each] if x in self._left and x not in needed]
+            needed.update(new)
+            ahead += new
+        for each in [each for each in self._left if each in needed]:
+            self.put(each)
+
+    def put_free(self, nodes: Iterable[Node]) -> None:
+        """Put those that need nothing that is under way."""
+        for node in nodes:
+            if node in self._left and not any(x in self._left or x in self._under_way for x in self._needs[node]):
+                self.put(node)
+
+    def go_on(self, before: list[Node], collective: Node | None) -> None:
+        """Put what can be put before the next collective; waits for all exchanges but that which was called last."""
+        self.put_free(before)
+        for each in [*self._under_way]:
+            if each is not collective:
+                self._wait(each)
+                self.put_free(before)
+
+
+def overlap(gm: GraphModule) -> None:
+    """Let other work run while values of exchanges are on their way."""
+    graph = gm.graph
+    if any(writes(node.target) for node in graph.nodes) or not any(
+        node.target is _scidata.exchange.default for node in graph.nodes
+    ):
+        return
+    _part_gradients(gm)
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    places = [i for i, node in enumerate(nodes) if is_operator(node.target)]
+    order = _Order(nodes)
+    for place, end in zip(places, [*places[1:], len(nodes)], strict=True):
+        order.put_with_needs(nodes[place])
+        order.go_on(nodes[:end], nodes[place])
+    order.go_on(nodes, None)
+    output, waits = graph.output_node(), dict[Node, Node]()
+    for node in order.found:
+        if node.target is _scidata.start.default:
+            output.prepend(waits.pop(node))
+            continue
+        output.prepend(node)
+        if order.work.get(node):
+            node.target = _scidata.start.default
+            waits[node] = graph.call_function(_scidata.finish.default, (node, node.args[0]))
+    graph.lint()
+    gm.recompile()
+
+
+def _is_sent(gradients: Node) -> bool:
+    """Whether rows of the gradient of a convolution's input are sent next."""
+    ahead = [each for each in gradients.users if each.target is getitem and each.args[1] == 0]
+    seen = {*ahead}
+    for each in ahead:
+        if each.target is _scidata.exchange.default:
+            return True
+        if not is_operator(each.target) and each.target is not _aten.convolution_backward.default:
+            ahead += each.users.keys() - seen
+            seen.update(each.users)
+    return False
+
+
+def _part_gradients(gm: GraphModule) -> None:
+    """Have convolutions compute the gradients of weights by themselves, while those of inputs are sent."""
+    for node in [*gm.graph.nodes]:
+        if node.target is not _aten.convolution_backward.default or not all(node.args[-1][:2]) or not _is_sent(node):
+            continue
+        of_weights = [each for each in node.users if each.target is getitem and each.args[1] != 0]
+        with gm.graph.inserting_after(node):
+            other = gm.graph.call_function(node.target, (*node.args[:-1], [False, *node.args[-1][1:]]))
+        other.meta = {**node.meta, "val": (None, *node.meta["val"][1:])}
+        node.args = (*node.args[:-1], [True, False, False])
+        node.meta["val"] = (node.meta["val"][0], None, None)
+        for each in of_weights:
+            each.args = (other, each.args[1])
+            other.append(each)

@@ -64,7 +64,7 @@ def _by_vtk(path: str, folder: str) -> None:
     vtkCommonCore.vtkOutputWindow.SetInstance(window)
 
     def read(data: bytes) -> Any:
-        reader = vtkIOLegacy.vtkGenericDataObjectReader()
+        reader: Any = vtkIOLegacy.vtkGenericDataObjectReader()
         reader.ReadFromInputStringOn()
         reader.SetBinaryInputString(data, len(data))
         for kind in ("Scalars", "Vectors", "Tensors", "Normals", "TCoords", "ColorScalars", "Fields"):

@@ -1,8 +1,9 @@
 """Fluent's HDF5 (Common Fluid Format): the mesh of ``.cas.h5`` and ``.msh.h5``, the cells' fields of ``.dat.h5``.
 
 Arrays lie in sections, each of the ids from ``minId`` to ``maxId``. Cells are known by their faces: in two dimensions a
-cell is the polygon of its edges, in three it is a row at its centre, joined to others across faces. Fields have the
-solver's names, as ``SV_P``; those of phases beside the first, or the mixture, the phase's before them.
+cell is the polygon of its edges. In three, cells have their corners where all are tetrahedra, pyramids, wedges or
+hexahedra; else each is a row at its centre, joined to others across faces. Fields have the solver's names, as
+``SV_P``; those of phases beside the first, or the mixture, the phase's before them.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def _mesh(path: str, meshes: h5py.Group) -> MeshData:
         faces.checked(path, num_nodes, num_cells, least=2)
         return MeshData(points=points, cells=_polygons(path, faces, num_cells), point_data={}, cell_data={})
     faces.checked(path, num_nodes, num_cells)
+    if (cells := faces.solids(num_cells)) is not None:
+        return MeshData(points=points, cells=cells, point_data={}, cell_data={})
     centres, volumes = faces.centres_and_volumes(points, num_cells, where=path)
     return MeshData(  # faces are turned towards the first of their cells
         points=centres, cells=None, point_data={}, cell_data={"volume": -volumes}, edge_index=faces.edges(num_cells)

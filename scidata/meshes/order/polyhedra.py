@@ -17,12 +17,14 @@ from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import CELL_NAMES, NUM_NODES, POLYHEDRON
 from scidata.meshes.order.faces import SOLID_FACES
-from scidata.meshes.order.ids import blocks, both_directions, undirected_keys
+from scidata.meshes.order.ids import blocks, both_directions, ranges, undirected_keys
 
 _BLOCK = 1 << 14  # faces at once: their points stay in the cache
 _TINY = 1e-300  # volumes below it have no centre of mass
 _CLOSED = 1e-6  # the areas of a closed cell's faces add up to 0, to this share of the area
 _OPEN = 1e-3  # of a cell that lacks a face they do not; points are rounded in some files
+#: Faces of three and of four nodes, by VTK's codes of tetrahedra, pyramids, wedges and hexahedra.
+_SIDES = {10: (4, 0), 14: (4, 1), 13: (2, 3), 12: (0, 6)}
 _SIZES = {kind: NUM_NODES[kind] for kind in SOLID_FACES} | {POLYHEDRON: -1}
 
 
@@ -63,6 +65,45 @@ class Faces:
         """Return the pairs of cells that share a face, both directions, each once, by (destination, source)."""
         inner = self.neighbour >= 0
         return both_directions(undirected_keys(self.owner[inner], self.neighbour[inner], num_cells), num_cells)
+
+    def solids(self, num_cells: int) -> RawCells | None:
+        """Return the cells by their corners, where all are tetrahedra, pyramids, wedges or hexahedra; else None.
+
+        Faces run so that they are turned into their owner. A corner has three edges in such a cell, each in two faces:
+        the sum of the nodes before and after it says which node lies across from a face.
+        """
+        sizes, inner = np.diff(self.offsets), np.flatnonzero(self.neighbour >= 0)
+        face, cell = np.append(np.arange(len(sizes)), inner), np.append(self.owner, self.neighbour[inner])
+        three, four = (np.bincount(cell[sizes[face] == size], minlength=num_cells) for size in (3, 4))
+        kinds = np.select([(three == t) & (four == f) for t, f in _SIDES.values()], [*_SIDES])
+        if not kinds.all() or sizes.max(initial=0) > 4:
+            return None
+        after = np.arange(1, len(self.nodes) + 1)
+        after[self.offsets[1:] - 1] = self.offsets[:-1]
+        around = self.nodes[after] + self.nodes[np.argsort(after)]
+        at, most = ranges(self.offsets[face], self.offsets[face + 1]), int(self.nodes.max(initial=0)) + 1
+        keys, back = np.unique(np.repeat(cell, sizes[face]) * most + self.nodes[at], return_inverse=True)
+        total = np.bincount(back, around[at], len(keys)).astype(np.int64)
+        every = np.bincount(keys // most, keys % most, num_cells).astype(np.int64)
+        offsets = bounds_of([NUM_NODES[kind] for kind in kinds.tolist()])
+        out = np.zeros(offsets[-1], np.int64)
+        for kind, (_, num_four) in _SIDES.items():
+            size = 4 if kind == 12 or num_four == 1 else 3
+            rows, first = np.unique(
+                np.where((kinds[cell] == kind) & (sizes[face] == size), cell, -1), return_index=True
+            )
+            rows, first = rows[rows >= 0], first[rows >= 0]
+            base = self.nodes[self.offsets[face[first]][:, None] + np.arange(size)]
+            turn = (self.neighbour[face[first]] == rows) != (kind == 13)  # of VTK's wedges it is turned outwards
+            base[turn] = base[turn, ::-1]
+            across = (every[rows] - base.sum(axis=1))[:, None]
+            if NUM_NODES[kind] == 2 * size:
+                place = np.minimum(np.searchsorted(keys, rows[:, None] * most + base), len(keys) - 1)
+                across = total[place] // 2 - np.roll(base, 1, axis=1) - np.roll(base, -1, axis=1)
+            out[offsets[rows][:, None] + np.arange(NUM_NODES[kind])] = np.append(base, across, axis=1)
+        corners = np.repeat(np.arange(num_cells), np.diff(offsets)) * most + out
+        fits = np.array_equal(np.sort(corners), keys)
+        return RawCells(offsets=offsets, connectivity=out, cell_type=kinds.astype(np.uint8)) if fits else None
 
     def centres_and_volumes(
         self, points: FloatArray, num_cells: int, *, turned: bool = True, where: str = ""

@@ -70,24 +70,66 @@ def test_polygons_of_a_plane_with_results_beside(tmp_path):
         read_samples(path, fields="SV_P")[0]
 
 
-def test_solids_are_rows_joined_across_faces(tmp_path):
+def test_polyhedra_are_rows_joined_across_faces(tmp_path):
     points, cells = block()
     points = points.reshape(-1, 3, order="F")
     sides = cells[:, np.array(SOLID_FACES[12])].reshape(-1, 4)
-    faces, owner, neighbour = turned_faces(sides.tolist(), np.repeat(np.arange(24), 6))
+    faces, *both = turned_faces(sides.tolist(), np.repeat(np.arange(24), 6))
+    owner, neighbour = (np.where(np.array(each) < 0, -1, np.array(each) // 2) for each in both)  # hexahedra in pairs
+    kept = np.flatnonzero(owner != neighbour)
     path = tmp_path / "a.msh.h5"
-    write_case(path, points, faces, owner, neighbour, 24)
+    write_case(path, points, [faces[i] for i in kept], owner[kept], neighbour[kept], 12)
     with pytest.raises(UnsupportedFormatError, match="entity='cell'"):
         read_samples(path)[0]
     sample = read_samples(path, entity="cell")[0]
-    np.testing.assert_array_equal(sample.edge_index, edges_across_faces(RawCells.of_kind(cells, 12), len(points)))
-    corners = points[cells]
+    pairs = edges_across_faces(RawCells.of_kind(cells, 12), len(points)) // 2
+    assert {*map(tuple, sample.edge_index.T)} == {*map(tuple, pairs[:, pairs[0] != pairs[1]].T)}
+    corners = points[cells].reshape(12, 16, 3)
     box = corners.max(axis=1) - corners.min(axis=1)
     volumes = sample.fields["volume"].read()
     assert (volumes > 0).all()
     assert (volumes < box.prod(axis=1)).all()
     assert volumes.sum() > 0.9 * 24
     assert (np.abs(sample.points - corners.mean(axis=1)) < 0.1).all()
+
+
+def test_solids_have_their_corners(tmp_path):
+    points, cells = block()
+    points, cells = points.reshape(-1, 3, order="F"), [*cells.tolist()]
+    more = np.array([[0.5, 0.5, -0.6], [1.6, 0.5, -0.3], [-0.7, 0.1, 0.5], [-0.7, 0.9, 0.5]])  # below and left
+    n, a = len(points), cells[0]
+    cells += [[*a[3::-1], n], [a[1], a[2], n, n + 1], [a[0], n + 2, a[4], a[3], n + 3, a[7]]]
+    codes = {4: 10, 5: 14, 6: 13, 8: 12}
+    sides, points = [], np.concatenate([points, more])
+    for row, nodes in enumerate(cells):
+        middle = points[nodes].mean(axis=0)
+        for face in (np.array(nodes)[list(each)] for each in SOLID_FACES[codes[len(nodes)]]):
+            x, y, z = points[face[:3]]
+            outward = np.cross(y - x, z - x) @ (x - middle) > 0
+            sides.append((face[:: 1 if outward else -1].tolist(), row))
+    path = tmp_path / "a.msh.h5"
+    write_case(path, points, *turned_faces(*zip(*sides, strict=True)), len(cells))
+    sample = read_samples(path)[0]
+    np.testing.assert_array_equal(sample.points, points)
+    found = np.split(sample.cells.connectivity, sample.cells.offsets[1:-1])
+    assert sample.cells.cell_type.tolist() == [codes[len(nodes)] for nodes in cells]
+    for mine, nodes in zip(found, cells, strict=True):
+        assert {*mine.tolist()} == {*nodes}
+        base = 4 if len(nodes) in (5, 8) else 3
+        x, y, z = points[mine[[0, 1, 2]]]
+        height = np.cross(y - x, z - x) @ (points[mine[base]] - x)
+        assert (height > 0) != (len(nodes) == 6)  # as VTK has them
+        edges = {
+            frozenset((face[i - 1], face[i])) for face, row in sides if cells[row] is nodes for i in range(len(face))
+        }
+        if len(nodes) in (6, 8):
+            assert all(
+                frozenset(pair) in edges for pair in zip(mine[:base].tolist(), mine[base:].tolist(), strict=True)
+            )
+    partition(path, tmp_path / "a.store")
+    assert open_dataset(str(tmp_path / "a.store"))[0].num_nodes == len(points)
+    rows = read_samples(path, entity="cell")[0]
+    assert rows.sizes["cell"] == len(cells)
 
 
 def damaged(path, change):

@@ -97,9 +97,9 @@ def plan(
     if overwrite and plot is None:
         raise parse.usage_error("--overwrite", "is for the picture of --plot; leave it out.")
     options = parse.read_options(
-        axis_sizes, of_store=parse.names_store(path), shard=shard, halo=halo, periodic=periodic, bounds=bounds,
-        align=align, weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, steps=steps,
-        dtype=dtype, ghosts=ghosts, kind=kind, num_threads=1,
+        axis_sizes, of_store=time is None and parse.names_store(path), shard=shard, halo=halo, periodic=periodic,
+        bounds=bounds, align=align, weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim,
+        steps=steps, dtype=dtype, ghosts=ghosts, kind=kind, num_threads=1,
         positions=positions, time=time, window=window, every=every, where=where,
     )  # fmt: skip
     output = PlanOutput(
@@ -250,6 +250,7 @@ def partition(
     scidata partition 'car_*.h5' cars.store --kind points --points xyz
     scidata partition 'case_*.vtu' flow.store --entity cell
     scidata partition 'car_*.vtp' cars.store --kind points --entity cell --order shuffle
+    scidata partition 'obs_*.parquet' obs.store --order time:dates --memory 8G
     scidata partition era5.nc graph.store --nodes grid=file,mesh=icosahedral:5 --edges grid__to__mesh=spacing:0.6
     scidata partition wing.vtkhdf wing.store --memory 8G                      # larger ones in passes over disk
     scidata partition 'mesh_*.nc' train.store --part $SLURM_ARRAY_TASK_ID/8    # array 0-7

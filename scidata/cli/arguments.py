@@ -264,14 +264,13 @@ def parse_sel(values: Sequence[str], option: str = "--sel") -> Crop:
 
 
 def parse_where(values: Sequence[str], option: str = "--where") -> dict[str, object]:
-    """``qc=0,1`` or ``bt=150:350``: numbers, or both ends of a range, of which either may be left out."""
-    accepted = "column=value,value,… or column=least:most; as in qc=0,1 or bt=150:350"
+    """``qc=0,1``, ``station=LGAT`` or ``bt=150:350``: values, or one or both ends of a range."""
+    accepted = "column=value,value,… or column=least:most; as in qc=0,1 or station=LGAT or bt=150:350"
 
-    def number(text: str) -> float:
-        try:
+    def number(text: str) -> float | str:
+        with suppress(ValueError):
             return float(text)
-        except ValueError:
-            raise usage_error(option, f"{text!r} is not a number; accepted: {accepted}.") from None
+        return text.strip()
 
     def wanted(text: str) -> object:
         if ":" not in text:

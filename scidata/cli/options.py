@@ -225,9 +225,9 @@ Nodes = Annotated[
 Order = Annotated[
     str,
     _option(
-        "hilbert|rcb|metis|rows|shuffle",
+        "hilbert|rcb|metis|rows|shuffle|time:COLUMN",
         "Order of the rows. metis: smallest halos, takes longest. rows: as in the file. shuffle: points at random, for "
-        "draws in training; shuffle:4096 in leaves of so many rows.",
+        "draws in training; shuffle:4096 in leaves of so many rows. time:dates: a table by its times, for windows.",
         _ROWS,
     ),
 ]

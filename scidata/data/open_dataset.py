@@ -332,7 +332,8 @@ def open_dataset(
     time : str or None, optional
         Of a table of observations: its column of times, in which rows are sorted. Then samples are windows of it, the
         rows in ``[t, t + window)``, and the column is a field: seconds since ``t``. Files follow each other. The first
-        rows of all hours are found once and kept in ``cache_dir``, or beside the data.
+        rows of all hours are found once and kept in ``cache_dir``, or beside the data. Also of a store of points, best
+        one of ``scidata.partition(…, order="time:dates")``.
     window : str or timedelta or int or None, optional
         How long a window is: ``"6h"``, ``"30min"``; a number where times are integers without units.
     every : str or timedelta or int or None, optional
@@ -340,7 +341,7 @@ def open_dataset(
     where : Mapping[str, value or slice or Sequence] or None, optional
         Rows of a table that are read, by the values of columns: ``{"qc": (0, 1), "bt": slice(150, 350)}``. Slices hold
         both ends, and no missing value: ``slice(None)`` is all that is there. Values are compared decoded, also with
-        ``decode=False``.
+        ``decode=False``. Texts choose rows by a column of text, which is no field.
     coords : bool, default False
         Grids: samples show their coordinates, times decoded, as :attr:`Sample.coords`.
     destagger : bool, default False
@@ -415,6 +416,8 @@ def open_dataset(
     if mesh is None and (halo or shard):
         given = f"halo={halo!r}" if halo else f"shard={shard}"
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
+    if isinstance(path, str) and is_store(path) and time is not None:
+        return open_points(path, mesh, options, dp=dp, **wrapping)
     if isinstance(path, str) and is_store(path):
         options.refuse(*ONLY_POINTS, why="means nothing for a store, but for raw points")
         return open_store(path, mesh, options, dp=dp, **wrapping)

@@ -76,6 +76,16 @@ class TableSource(FileSource[_Contents]):
                 values[first - start : end - start] = column[first - bounds[group] : end - bounds[group]]
         out[...] = values[::step]
 
+    def read_text(self, name: str) -> tuple[tuple[str, ...], AnyArray] | None:
+        """Read a column of text, or of categories: its dims, and its values, empty where one is missing; or None."""
+        if name not in self.skipped or self._read().names.count(name) > 1:
+            return None
+        with self._file() as file:
+            column = (file.read([name]) if self.format == "parquet" else file.read_all()).column(name)
+            if "string" not in str(column.type):
+                return None
+            return ("row",), column.cast("string").fill_null("").to_numpy().astype(np.str_)
+
     def _column(self, layout: ArrayLayout, group: int, num_rows: int) -> AnyArray:
         def make() -> AnyArray:
             with self._file(layout.name) as file:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from scidata.core.checks import optional_module
 from scidata.core.types import AnyArray, ArrayLayout, BoolArray, IntArray
-from scidata.errors import FieldMismatchError, UnsupportedFormatError, visible
+from scidata.errors import CorruptDataError, FieldMismatchError, UnsupportedFormatError, visible
 from scidata.sources.cf import decoding_of, is_time
 
 _SINCE = re.compile(
@@ -26,7 +26,7 @@ _SINCE = re.compile(
 )
 _UNITS = {"day": 86400 * 10**9, "hour": 3600 * 10**9, "minute": 60 * 10**9, "second": 10**9, "millisecond": 10**6}
 _UNITS |= {name: _UNITS[unit] for name, unit in {"d": "day", "h": "hour", "hr": "hour", "min": "minute"}.items()}
-_UNITS |= {"sec": 10**9, "s": 10**9, "microsecond": 1000}
+_UNITS |= {"sec": 10**9, "s": 10**9, "microsecond": 1000, "nanosecond": 1}
 _GREGORIAN = ("standard", "gregorian", "proleptic_gregorian")
 
 
@@ -110,6 +110,18 @@ class TimeColumn:
             np.rint((sound - whole).astype(np.float64) * self.step).astype(np.int64) if sound.dtype.kind == "f" else 0
         )
         return np.where(valid, self.origin + (whole + self.shift) * self.step + parts, 0), valid
+
+    def checked(self, values: AnyArray, first: int) -> IntArray:
+        """Return stored values, of rows from ``first`` on, as counts. Raises CorruptDataError: a row has no time."""
+        values = values.reshape(-1)
+        counts, valid = self.counts(values)
+        if not valid.all():
+            row = int(np.argmin(valid))
+            raise CorruptDataError(
+                f"{self.layout.store}: row {first + row} has no time: {self.layout.name!r} is {values[row]} there; "
+                "leave such rows, and those outside of the years 1678 to 2261, out of a copy"
+            )
+        return counts
 
     def labels(self, counts: IntArray) -> AnyArray:
         """Return counts as ``datetime64``, objects of cftime, or as they are where they are no times."""

@@ -1,4 +1,7 @@
-"""Hold windows of random tables against pandas: ``python -m tests.windows [--trials 2000] [--seed 0]``."""
+"""Hold windows of random tables, as they are and sorted by scidata, against pandas.
+
+``python -m tests.windows [--trials 2000] [--seed 0]``
+"""
 
 import argparse
 import tempfile
@@ -7,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.windows.oracle import check_case
-from tests.windows.tables import make_case
+from tests.windows.tables import make_case, sort_case
 
 
 def main() -> None:
@@ -21,7 +24,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             rng = np.random.default_rng(seed)
             try:
-                num += check_case(rng, make_case(rng, Path(folder)))
+                case = make_case(rng, Path(folder))
+                num += check_case(rng, case)
+                if case.paths:
+                    num += check_case(rng, sort_case(rng, case, Path(folder)))
             except BaseException as e:
                 e.add_note(f"seed {seed}")
                 raise

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from scidata.core.options import ReadOptions
-from scidata.store.raw_points.windows_reader import WindowsReader
+from scidata.store.raw_points.windows_reader import points_reader
 from tests.windows.tables import kept
 
 MOST = 8  # windows of a table that are read
@@ -22,8 +22,8 @@ def check_case(rng, case) -> int:
     if not case.paths:
         return 0
     num_parts = int(rng.integers(1, 4))
-    read = ReadOptions(positions=("lat", "lon"), **case.options)
-    reader = WindowsReader(case.paths, read, num_parts=num_parts)
+    read = ReadOptions(**case.options)
+    reader = points_reader(case.paths, read, num_parts=num_parts)
     starts = starts_of(case)
     assert (reader.sample_keys("dates") == np.array(starts, "M8[ns]")).all()
     frame = case.frame.assign(row=np.arange(len(case.frame)))

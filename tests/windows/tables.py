@@ -1,6 +1,7 @@
 """Random tables of observations in the layouts that windows are read from, and as pandas has them."""
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import h5py
@@ -10,6 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xarray as xr
 import zarr
+
+import scidata
+from scidata.store.format.store import verify
 
 UNITS = (
     "datetime64[ns]",
@@ -28,7 +32,7 @@ WHOLE = {"write_empty_chunks": True}  # or else chunks of zeros are not there
 class Case:
     """A table, the arguments that open windows of it, and the spans and rows that pandas takes."""
 
-    paths: list
+    paths: list | str
     frame: pd.DataFrame
     options: dict
     window: pd.Timedelta
@@ -145,11 +149,26 @@ def make_case(rng, folder: Path) -> Case:
         firsts.append(firsts[-1] + num)
     frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     window, every = (pd.Timedelta(rng.choice(["1h", "6h", "90min", "1D", "7h"])) for _ in range(2))
-    options = {"time": "dates", "window": window.to_pytimedelta(), "every": every.to_pytimedelta()}
+    options = {
+        "positions": ("lat", "lon"),
+        "time": "dates",
+        "window": window.to_pytimedelta(),
+        "every": every.to_pytimedelta(),
+    }
     options["where"] = [None, {"qc": (0, 1)}, {"qc": 2, "bt": slice(None)}, {"bt": slice(240, None)}][rng.integers(4)]
     if rng.random() < 0.3:
         options["bounds"] = "chunk"
     return Case(paths, frame, options, window, every, firsts)
+
+
+def sort_case(rng, case: Case, folder: Path) -> Case:
+    """Write the tables of a case sorted by time, with little memory or all of it."""
+    memory = None if rng.random() < 0.3 else 40_000
+    out, options = str(folder / "sorted.store"), {**case.options, "positions": None}
+    scidata.partition(case.paths, out, order="time:dates", points=("lat", "lon"), memory=memory)
+    assert verify(out) is None
+    parts = [case.frame[a:b].sort_values("dates", kind="stable") for a, b in itertools.pairwise(case.firsts)]
+    return replace(case, paths=out, options=options, frame=pd.concat(parts, ignore_index=True))
 
 
 def kept(frame, where):

@@ -19,11 +19,12 @@ from scidata.core.options import ReadOptions
 from scidata.data.facts import facts_of
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
 from scidata.sources import tables
+from scidata.store.format.store import verify
 from scidata.store.raw_points import time_index
 from scidata.store.raw_points.windows_reader import WindowsReader
 from scidata.testing import run_ranks
 from tests.windows.oracle import check_case
-from tests.windows.tables import make_case, write_hdf5, write_table
+from tests.windows.tables import make_case, sort_case, write_hdf5, write_table
 
 HOUR = 3600 * 10**9
 BEGIN = pd.Timestamp("2020-02-28").as_unit("ns").value
@@ -34,7 +35,10 @@ OPTIONS = {"kind": "points", "time": "dates", "window": "6h", "positions": ("lat
 @pytest.mark.parametrize("seed", range(12))
 def test_random_tables_are_as_pandas_has_them(seed, tmp_path):
     rng = np.random.default_rng(seed)
-    check_case(rng, make_case(rng, tmp_path))
+    case = make_case(rng, tmp_path)
+    check_case(rng, case)
+    if seed % 3 == 0 and case.paths:
+        check_case(rng, sort_case(rng, case, tmp_path))
 
 
 def table(path, times, layout="zarr2", units="datetime64[ns]", chunk=64, old=True):
@@ -495,3 +499,49 @@ def test_tables_and_profiles_are_partitioned_too(tmp_path):
     scidata.partition(tmp_path / "profiles.nc", tmp_path / "profiles.store", kind="points")
     sample = scidata.open_dataset(tmp_path / "profiles.store")[0]
     assert np.array_equal(sample["t"], frame.t.to_numpy()[sample.original_id("point")])
+
+
+def test_a_table_sorted_by_time_needs_times_and_points(tmp_path):
+    path = table(tmp_path / "obs.zarr", BEGIN + np.arange(96)[::-1] * HOUR)
+    for order, error in {
+        "time:": r"order='time:': name the column of times",
+        "time:date": "no field 'date'; did you mean 'dates'",
+        "tiem:dates": "order must be one of .*'time'",
+        "time:bt": "time 'bt' of dtype float32",
+    }.items():
+        with pytest.raises((ConfigError, UnknownNameError, FieldMismatchError), match=error):
+            scidata.partition(path, tmp_path / "obs.store", order=order)
+    with pytest.raises(ConfigError, match="order 'time:dates' is for points, not for a graph"):
+        scidata.partition(path, tmp_path / "obs.store", order="time:dates", kind="graph", edges="knn:2")
+    assert not (tmp_path / "obs.store" / "manifest.json").exists()
+    scidata.partition(path, tmp_path / "obs.store", order="time:dates")
+    ds = scidata.open_dataset(tmp_path / "obs.store", time="dates", window="6h")
+    assert ds[0]["bt"].tolist() == [95, 94, 93, 92, 91, 90]
+    assert ds.fields == ("pos", "bt", "qc", "dates")
+    scidata.open_dataset(tmp_path / "obs.store", time="dates", window="6h", cache_dir=tmp_path / "cache")
+    assert verify(str(tmp_path / "obs.store")) is None  # indexes are kept elsewhere
+    _ = scidata.partition(path, tmp_path / "graph.store", edges="knn:2")
+    with pytest.raises(ConfigError, match="samples are of kind graph"):
+        scidata.open_dataset(tmp_path / "graph.store", time="dates", window="6h")
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 spec")
+@pytest.mark.parametrize("layout", ["parquet", "categories", "zarr", "netcdf"])
+def test_rows_are_chosen_by_text(layout, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"dates": BEGIN + np.arange(96) * HOUR, "lat": rng.random(96), "lon": rng.random(96)})
+    frame["dates"] = frame.dates.astype("M8[ns]")
+    name = np.array(["LGAT", "LFPG", "é"])[rng.integers(0, 3, 96)]
+    if layout in ("zarr", "netcdf"):
+        made = xr.Dataset(
+            {key: ("row", column.to_numpy()) for key, column in frame.items()} | {"station": ("row", name)}
+        )
+        made.to_zarr(tmp_path / "t", consolidated=False) if layout == "zarr" else made.to_netcdf(tmp_path / "t")
+    else:
+        frame.assign(station=pd.Categorical(name) if layout == "categories" else name).to_parquet(tmp_path / "t")
+    for wanted in ("LGAT", ["LFPG", "é"]):
+        ds = scidata.open_dataset(tmp_path / "t", **OPTIONS, where={"station": wanted})
+        rows = np.concatenate([ds[i].original_id("point") for i in range(len(ds))])
+        assert rows.tolist() == np.flatnonzero(np.isin(name, wanted)).tolist()
+    with pytest.raises(UnsupportedFormatError, match="'station'"):
+        scidata.open_dataset(tmp_path / "t", **OPTIONS, where={"station": slice("A", "B")})

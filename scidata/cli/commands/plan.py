@@ -83,7 +83,7 @@ def _reader_of(
     path: str, axis_sizes: Mapping[str, int], options: ReadOptions, output: PlanOutput
 ) -> GridReader | StoreReader | PointsReader:
     """Open the data; before that refuse a picture that cannot be drawn."""
-    if names_store(path):
+    if names_store(path) and options.time is None:
         num_parts = num_parts_of(axis_sizes)
         _check_picture(output)
         return StoreReader(path, options, num_parts=num_parts)

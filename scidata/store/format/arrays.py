@@ -12,7 +12,8 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,6 +148,7 @@ def new_array(
     chunks: Sequence[int],
     shards: Sequence[int] | None = None,
     dims: Sequence[str],
+    attributes: Mapping[str, object] = MappingProxyType({}),
 ) -> Any:
     """Make the Zarr array of a path, each chunk of which carries its crc32c."""
     from zarr.codecs import Crc32cCodec
@@ -161,6 +163,7 @@ def new_array(
         compressors=[Crc32cCodec()],
         fill_value=0,
         dimension_names=list(dims),
+        attributes=dict(attributes),
         config={"write_empty_chunks": True},  # else a chunk of zeros cannot be told from a lost one
     )
 
@@ -173,6 +176,7 @@ def write_array(
     shape: Sequence[int],
     dtype: npt.DTypeLike,
     dims: Sequence[str],
+    attributes: Mapping[str, object] = MappingProxyType({}),
     entity_dim: int = 0,
     chunk_rows: int = CHUNK_ROWS,
     statistics: RunningStatistics | None = None,
@@ -188,7 +192,9 @@ def write_array(
     """
     kind = stored_dtype(dtype)
     chunk, shard = _chunk_and_shard(shape, kind.itemsize, entity_dim, chunk_rows)
-    array = new_array(group, path, shape=shape, dtype=kind, chunks=chunk, shards=shard, dims=dims)
+    array = new_array(
+        group, path, shape=shape, dtype=kind, chunks=chunk, shards=shard, dims=dims, attributes=attributes
+    )
     digest = ArrayDigest(shape, kind)
     folder = os.path.join(array.store.root, array.path)
     sums = np.zeros(chunks_held(shape, chunk), np.uint32)

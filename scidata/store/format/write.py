@@ -52,6 +52,7 @@ from scidata.store.format.manifest import (
     SampleHead,
     SampleInfo,
     StoredMoments,
+    plain,
 )
 from scidata.store.format.node_sets import folder_of_edges
 from scidata.store.format.places import folder_of
@@ -363,6 +364,7 @@ class _SampleWriter:
             shape=values.shape if rows is None else (len(rows), *values.shape[1:]),
             dtype=array.dtype or values.dtype,
             dims=array.dims,
+            attributes={"units": "degrees"} if self._sample.on_sphere and array.path.endswith("/pos") else {},
             chunk_rows=_LIST_CHUNK_ROWS if array.is_list else CHUNK_ROWS,
         )
 
@@ -440,7 +442,9 @@ class _SampleWriter:
             components = int(np.prod(shape[dim + 1 :])) if shape[dim + 1 :] else None
             statistics = RunningStatistics(components)
         read = self._reordered(data.read, order, source_shape=data.shape, dtype=dtype, entity_dim=dim)
-        self._write_array(info.path, read, statistics, shape=shape, dtype=dtype, dims=info.dims, entity_dim=dim)
+        said = plain(info.attributes | ({} if info.units is None else {"units": info.units}))
+        layout = {"dims": (*info.dims[:dim], info.entity, *info.dims[dim + 1 :]), "entity_dim": dim, "attributes": said}
+        self._write_array(info.path, read, statistics, shape=shape, dtype=dtype, **layout)
 
     def _reordered(self, read: Callable[[tuple[slice, ...]], Array], order: IntArray, **layout: Any) -> Reordered:
         return Reordered(read, order, scratch=os.path.join(self._scratch, "field"), max_bytes=self._max_bytes, **layout)

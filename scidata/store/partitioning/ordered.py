@@ -31,9 +31,10 @@ from scidata.meshes.samples import read_samples
 from scidata.store.format.arrays import stored_dtype
 from scidata.store.format.manifest import FieldInfo, SampleHead
 from scidata.store.format.write import FieldData, OrderedCells, OrderedSample, OrderedSet
+from scidata.store.partitioning.by_time import TIME, order_by_time, time_of
 
 #: The orders that there are.
-ORDERS = ("hilbert", "rcb", "metis", "rows", SHUFFLE)
+ORDERS = ("hilbert", "rcb", "metis", "rows", SHUFFLE, TIME)
 
 
 def order_sample(
@@ -48,8 +49,8 @@ def order_sample(
 
     ``raw``: as read.
     ``head``: its description; remarks on its order are added to the notes.
-    ``by, weights``: one of ``ORDERS``, or ``shuffle:ROWS``; and the costs whose prefix sums the store keeps: None for 1
-    a row, ``"edges"`` for the edges that end at it, else a field of the nodes or points.
+    ``by, weights``: one of ``ORDERS``, ``shuffle:ROWS`` or ``time:COLUMN``; and the costs whose prefix sums the store
+    keeps: None for 1 a row, ``"edges"`` for the edges that end at it, else a field of the nodes or points.
     ``findings``: faults, whose rows are left out.
     Raises ConfigError: the order needs coordinates or edges that the sample lacks.
     Raises FieldMismatchError: a field has not one row per entity.
@@ -73,7 +74,10 @@ def order_sample(
     leaf_rows = leaf_rows_of(by)
     if leaf_rows is not None and head.kind != "points":
         raise ConfigError(f"sample {raw.name}: order {by!r} is for points, not for a {head.kind}; use hilbert or rcb")
-    order, notes = order_of(sound, sets, pairs, by if leaf_rows is None else "hilbert")
+    if time_of(by) is not None:
+        order, notes = order_by_time(raw, by, kept.get(entity)), list[str]()
+    else:
+        order, notes = order_of(sound, sets, pairs, by if leaf_rows is None else "hilbert")
     if leaf_rows is not None:
         order = shuffled(order, leaf_rows, head.index)
     rule, number = parse_edges(raw.edges or "edge_index")

@@ -29,6 +29,7 @@ from scidata.store.format.store import read_sample_info, verify_sample, write_ma
 from scidata.store.format.treatments import TREATMENTS, treat_alike
 from scidata.store.format.write import MAX_FIELD_BYTES
 from scidata.store.partitioning import output
+from scidata.store.partitioning.by_time import time_of
 from scidata.store.partitioning.inputs import difference
 from scidata.store.partitioning.output import Part
 from scidata.store.partitioning.remote import RemoteSamples, check_folders, wait_until_seen
@@ -133,7 +134,8 @@ def partition(
         ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
         ``"shuffle"``, of points: at random, for ``subsample=``, which then reads no more than it draws and walks
         through all rows, each once, before any comes again; in leaves of 16,384 rows, or ``"shuffle:4096"``, along the
-        curve inside each.
+        curve inside each. ``"time:dates"``, of tables: by the times of a column; ``open_dataset(out, time="dates",
+        window=…)`` reads them in windows.
     weights : str or None, optional
         Costs that the store's prefix sums count: None for rows, ``"edges"`` for edges by destination, else a field.
     repair : str or Sequence[str], default ()
@@ -220,7 +222,7 @@ def partition(
             raise ConfigError("part=: is for job arrays, and excludes client=, whose workers share all samples")
         inputs, mesh = _absolute(inputs), None if mesh is None else _absolute(mesh)[0]
     choice: dict[str, Any] = {
-        "kind": kind,
+        "kind": "points" if kind is None and time_of(str(order)) else kind,
         "points": as_names("points", points),
         "entity": entity,
         "edges": dict(edges) if isinstance(edges, Mapping) else edges,
@@ -267,7 +269,7 @@ def partition(
     if dry_run:
         if remote is None and not (overwrite or resume):
             _check_free(target, [i for i in output.finished_samples(target) if chosen is None or i in indices])
-        planned = tuple(plan_sample(index, task.samples.header(index), order) for index in indices)
+        planned = tuple(plan_sample(index, task.header(index), order) for index in indices)
         nbytes = sum(sample.nbytes for sample in planned)
         return PartitionReport(out=target, num_samples=len(task.samples), planned=planned, nbytes=nbytes)
     if not os.path.isdir(target):

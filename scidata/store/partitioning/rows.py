@@ -7,6 +7,7 @@ files until one has room in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -15,15 +16,16 @@ from scidata.errors import ConfigError
 from scidata.meshes.hetero import RawSet
 from scidata.meshes.order.curve import BITS, hilbert_keys
 from scidata.meshes.order.hilbert import bisected, count_at_poles, curve_or_boxes, levels_of
-from scidata.meshes.order.ids import blocks, id_dtype, run_starts, stable_sort
+from scidata.meshes.order.ids import Keys, blocks, id_dtype, run_starts, stable_sort
 from scidata.meshes.order.positions import Box, finite_points, longest_axis, num_duplicates, unit_sphere
 from scidata.meshes.sample import RawSample
-from scidata.store.format.spools import Spool
+from scidata.store.format.spools import Buckets, Spool
+from scidata.store.partitioning.by_time import order_by_time, time_of, times_of
 from scidata.store.partitioning.ordered import order_of
 from scidata.store.partitioning.room import Room
 
 _POINT = 160  # memory that a block takes for each point
-_SORTED, _HALVED = 60, 100  # and a row that is sorted by its key, or put in order by bisection
+_KEY, _SORTED, _HALVED = 40, 60, 100  # of a time that is read, a row that is sorted by its key, or bisected
 _SOME = 1 << 16  # points that say what keys there are
 
 
@@ -34,6 +36,9 @@ def order_rows(
 
     Raises ConfigError: more points share one key than memory has room for.
     """
+    if time_of(by) is not None:
+        in_memory = room.folder is None or not num_rows
+        return order_by_time(raw, by) if in_memory else _by_time(raw, num_rows, by, room), []
     if room.folder is None or not num_rows or by == "rows" or points is None:
         positions = None if points is None else points[:]
         return order_of(raw, {raw.entity: RawSet(num_nodes=num_rows, points=positions)}, {}, by)
@@ -81,22 +86,48 @@ class _Points:
             yield rows, self._seen(self._spool[rows])
 
 
-def _along_curve(name: str, points: _Points, box: Box | None, room: Room) -> tuple[Spool, int, int]:
-    """Return the order, the number of distinct points that share the key of another, and of distinct points."""
-    box = (points.min(0), points.max(0)) if box is None else box
-    num_bits, dtype = points.some.shape[1] * BITS[points.some.shape[1]], id_dtype(len(points))
-    some = np.sort(hilbert_keys(points.some, box=box))
-    buckets = room.buckets(1, len(points) * (8 + dtype.itemsize), [np.uint64, dtype], shift=num_bits, some=some)
-    for rows, block in points.by_blocks():
-        keys = hilbert_keys(block, box=box)
+def _by_time(raw: RawSample, num_rows: int, by: str, room: Room) -> Spool:
+    """Return the order of the times of rows, which are read twice."""
+
+    def every_key() -> Iterator[tuple[slice, Keys]]:
+        for rows in blocks(num_rows, room.block(_KEY)):
+            yield rows, times_of(raw, by, rows).view(np.uint64) ^ np.uint64(1 << 63)  # as signed numbers rise
+
+    rng = np.random.default_rng(0)
+    some = [keys[rng.integers(0, len(keys), -(-_SOME * len(keys) // num_rows))] for _, keys in every_key()]
+    buckets = _in_buckets(raw.name, every_key(), np.concatenate(some), num_rows, 64, room)
+    every = room.spool(np.int64)
+    for keys, numbers in buckets.taken():
+        every.append(numbers[stable_sort(keys, 64)[1]])
+    return every
+
+
+def _in_buckets(
+    name: str, every: Iterator[tuple[slice, Keys]], some: Keys, num_rows: int, num_bits: int, room: Room
+) -> Buckets:
+    """Put keys below ``2**num_bits``, and their rows, into buckets, whose bounds are some of the keys."""
+    dtype = id_dtype(num_rows)
+    nbytes = num_rows * (8 + dtype.itemsize)
+    buckets = room.buckets(1, nbytes, [np.uint64, dtype], shift=num_bits, some=np.sort(some))
+    for rows, keys in every:
         order, cuts = buckets.split(keys)
         buckets.put(cuts, keys[order], order + rows.start)
     if buckets.most_rows * _SORTED > room.nbytes:
         raise ConfigError(
-            f"sample {name}: {buckets.most_rows} of its {len(points)} points share keys of the Hilbert curve, or "
-            "repeat each other, and take more memory than is allowed while they are sorted; use --order rcb, or allow "
-            "more"
+            f"sample {name}: {buckets.most_rows} of its {num_rows} rows have one time, or points that share keys of "
+            "the Hilbert curve, or repeat each other, and take more memory than is allowed while they are sorted; "
+            "allow more, or use --order rcb, unless it is by time"
         )
+    return buckets
+
+
+def _along_curve(name: str, points: _Points, box: Box | None, room: Room) -> tuple[Spool, int, int]:
+    """Return the order, the number of distinct points that share the key of another, and of distinct points."""
+    box = (points.min(0), points.max(0)) if box is None else box
+    num_bits = points.some.shape[1] * BITS[points.some.shape[1]]
+    keys_of = partial(hilbert_keys, box=box)
+    every_key = ((rows, keys_of(block)) for rows, block in points.by_blocks())
+    buckets = _in_buckets(name, every_key, keys_of(points.some), len(points), num_bits, room)
     every, num_lost, num_repeated = room.spool(np.int64), 0, 0
     for keys, numbers in buckets.taken():
         in_order, order = stable_sort(keys, num_bits)

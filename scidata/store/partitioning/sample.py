@@ -29,6 +29,7 @@ from scidata.store.format.manifest import SCHEMA_VERSION, InputInfo, SampleHead,
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.values import encode_values
 from scidata.store.format.write import OrderedSample, no_room_named, scratch_of, write_sample
+from scidata.store.partitioning.by_time import time_of, with_times
 from scidata.store.partitioning.inputs import describe_input
 from scidata.store.partitioning.ordered import ORDERS, order_sample
 from scidata.store.partitioning.passes import order_in_passes
@@ -74,7 +75,8 @@ class Task:
     memory: int | None = None  # bytes that the process may take; larger samples are put in order in passes over disk
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS and leaf_rows_of(str(self.order)) is None:
+        known = leaf_rows_of(str(self.order)) or time_of(str(self.order))
+        if self.order not in ORDERS and known is None:
             hint = near_matches(self.order, ORDERS)
             raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}{hint}")
         if not isinstance(self.weights, str | None):
@@ -87,6 +89,10 @@ class Task:
             if kind not in KEEPABLE:
                 hint = near_matches(kind, KEEPABLE) if kind not in REMEDIES else ""
                 raise ConfigError(f"{kind!r} cannot be kept{hint}; what can: {', '.join(KEEPABLE)}")
+
+    def header(self, index: int) -> SampleHeader | HeteroHeader:
+        """Describe a sample by its metadata."""
+        return with_times(self.samples.header(index), self.order)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -115,7 +121,7 @@ def process_sample(
     task: Task, out: str, index: int, tick: Callable[[float], None], *, store: str | None = None
 ) -> None:
     """Read, check, order and write one sample into a folder, which becomes that of the store, or goes into it."""
-    header = task.samples.header(index)  # a folder that is no sample is refused before all files below it are read
+    header = task.header(index)  # a folder that is no sample is refused before all files below it are read
     inputs = tuple([describe_input(path, store or out) for path in task.samples.inputs(index)])
     journal = _journal(task, out, index, header, inputs)
     try:

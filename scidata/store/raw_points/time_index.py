@@ -16,6 +16,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,15 @@ import numpy as np
 from scidata.core.own_files import make_own_folder, open_own, write_whole
 from scidata.core.types import AnyArray, BoolArray, ByteArray, IntArray, Source
 from scidata.core.urls import is_url
-from scidata.errors import ConfigError, CorruptDataError, RefusedError
+from scidata.errors import ConfigError, RefusedError
 from scidata.meshes.formats.columns import all_chunks
 from scidata.plan.windows import TimeIndex
 from scidata.read.arrays import array_of, read_array
 from scidata.sources.access.validators import Validators
 from scidata.sources.cf import decoding_of
+from scidata.sources.text import read_text
 from scidata.sources.times import TimeColumn, time_column
+from scidata.store.format.places import is_store
 
 HOUR = 3600 * 10**9  # nanoseconds
 _BLOCK_BYTES = 32 << 20  # of a column, read at once
@@ -63,28 +66,35 @@ class Table:
         """Read rows of the column of times. Raises CorruptDataError: a row has none."""
         layout = self.time.layout
         rows = (slice(start, stop), *[slice(None)] * (len(layout.shape) - 1))
-        values = read_array(self.source, layout, rows, allow_missing=self.allow_missing).reshape(-1)
-        counts, valid = self.time.counts(values)
-        if not valid.all():
-            row = int(np.argmin(valid))
-            raise CorruptDataError(
-                f"{self.source.path}: row {start + row} has no time: {layout.name!r} is {values[row]} there; leave "
-                "such rows, and those outside of the years 1678 to 2261, out of a copy"
-            )
-        return counts
+        values = read_array(self.source, layout, rows, allow_missing=self.allow_missing)
+        return self.time.checked(values, start)
 
     def kept(self, start: int, stop: int) -> BoolArray:
         """Say which of some rows are kept."""
         found = np.ones(stop - start, np.bool_)
         for name, wanted in self.where.items():
-            found &= _among(self.column(name, start, stop), wanted)
+            text = self._texts.get(name)
+            found &= _among(self.column(name, start, stop) if text is None else text[start:stop], wanted)
         return found
+
+    @cached_property
+    def _texts(self) -> dict[str, AnyArray]:
+        return {name: self._text(name) for name in self.where if name not in self.source.arrays}
+
+    def _text(self, name: str) -> AnyArray:
+        found = read_text(self.source, name)
+        if found is None or found[1].shape != (self.num_rows,):
+            array_of(self.source, name)  # which says why it is not read
+            raise ConfigError(f"{self.source.path}: where: {name!r} has no text of each of the {self.num_rows} rows")
+        return found[1]
 
 
 def open_table(source: Source, time: str, where: Mapping[str, Any] | None, *, allow_missing: bool) -> Table:
     """Describe a table by its metadata; raises where a column is not there, tells no times, or is no row's value."""
     column = time_column(array_of(source, time))
     for name, wanted in (where or {}).items():
+        if name not in source.arrays and name in getattr(source, "skipped", {}) and _are_texts(wanted):
+            continue
         layout = array_of(source, name)
         if layout.shape != column.layout.shape[:1] or layout.dtype.kind not in "biuf":
             raise ConfigError(
@@ -93,6 +103,10 @@ def open_table(source: Source, time: str, where: Mapping[str, Any] | None, *, al
             )
         _check_wanted(name, wanted)
     return Table(source=source, time=column, where=where or {}, allow_missing=allow_missing)
+
+
+def _are_texts(wanted: Any) -> bool:
+    return not isinstance(wanted, slice) and all(isinstance(each, str) for each in np.ravel(wanted).tolist())
 
 
 def _check_wanted(name: str, wanted: Any) -> None:
@@ -181,8 +195,8 @@ def _warn_late(table: Table, row: int) -> None:
     before, late = map(table.time.label, table.times(row - 1, row + 1).tolist())
     warnings.warn(
         f"{table.source.path}: row {row} is late: {table.time.layout.name!r} is {late} there, after {before} in row "
-        f"{row - 1}; rows of windows are gathered from where they lie, by an index of 8 bytes a row: sort a table once "
-        "of which many rows are late",
+        f"{row - 1}; rows of windows are gathered from where they lie, by an index of 8 bytes a row; of many late rows "
+        f"sort the table once: scidata partition TABLE OUT --order time:{table.time.layout.name}",
         stacklevel=2,
     )
 
@@ -252,7 +266,10 @@ def _place(tables: Sequence[Table], step: int, cache_dir: str | os.PathLike[str]
     said = json.dumps([path, len(tables) > 1, first.time.layout.name, step, repr(sorted(first.where.items()))])
     name = hashlib.sha256(said.encode()).hexdigest()[:32]
     if cache_dir is None:
-        return os.path.join(os.path.dirname(path.rstrip("/")), f".scidata-times-{name[:12]}")
+        folder = os.path.dirname(path.rstrip("/"))
+        if is_store(above := os.path.dirname(folder)):  # of a sample in it, which holds nothing else
+            folder = os.path.dirname(above)
+        return os.path.join(folder, f".scidata-times-{name[:12]}")
     return os.path.join(os.path.abspath(os.path.expanduser(os.fspath(cache_dir))), "scidata-index", f"{name}.times")
 
 
@@ -261,6 +278,10 @@ def _key(table: Table) -> str:
     source = table.source
     texts = []
     for name in (table.time.layout.name, *table.where):
+        if name not in source.arrays:  # text: of a file as a whole, or not known
+            if source.format.startswith("zarr"):
+                return ""
+            continue
         layout = source.arrays[name]
         try:
             named = source.files_of(layout, all_chunks(layout))

@@ -31,6 +31,8 @@ from scidata.plan.windows import Windows, cut_windows, index_step
 from scidata.read import Job
 from scidata.sources.times import TimeColumn
 from scidata.store.format.manifest import ArrayInfo, FieldInfo, SampleInfo
+from scidata.store.format.places import is_store, join
+from scidata.store.format.store import open_store
 from scidata.store.raw_points.files import PointsFiles
 from scidata.store.raw_points.reader import PointsPass, PointsReader, check_no_ghosts
 from scidata.store.raw_points.time_index import HOUR, Table, index_tables, open_table
@@ -102,7 +104,24 @@ def points_reader(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: ReadOptions, *, num_parts: int = 1
 ) -> PointsReader:
     """Return the reader of raw points: of windows of a table, where the options name its times."""
-    return (PointsReader if options.time is None else WindowsReader)(path, options, num_parts=num_parts)
+    if options.time is None:
+        return PointsReader(path, options, num_parts=num_parts)
+    if isinstance(path, str | os.PathLike) and is_store(path):
+        path, fields = _tables_of(os.fspath(path), options.time)
+        options = options if options.fields is not None else replace(options, fields=fields)
+    return WindowsReader(path, options, num_parts=num_parts)
+
+
+def _tables_of(path: str, time: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return the tables in a store of points, and their columns."""
+    store = open_store(path)
+    if store.manifest.kind != "points":
+        raise ConfigError(
+            f"{path}: time={time!r} reads tables in windows, and its samples are of kind {store.manifest.kind}"
+        )
+    names = [field.name for field in store.manifest.fields.values()]
+    tables = [join(path, f"{store.sample(index).folder}/point") for index in range(len(store))]
+    return tables, tuple(dict.fromkeys(["pos", *(name for name in names if name != time), time]))
 
 
 class WindowsReader(PointsReader):

@@ -88,6 +88,7 @@ def plan(
     scidata plan era5.zarr --domain 2x4 --shard latitude --shard longitude --bounds chunk
     scidata plan train.store --domain 64 --halo 2 --plot parts.png
     scidata plan obs.zarr --domain 8 --time dates --window 6h --where qc=0,1
+    scidata plan pairs.toml --domain 4    # of a join
     """
     from scidata.cli import arguments as parse
     from scidata.cli.commands.plan import PlanOutput, run_plan
@@ -105,6 +106,13 @@ def plan(
     output = PlanOutput(
         sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, counted=counted, as_json=as_json
     )
+    if path.endswith(".toml"):
+        if plot is not None or vars(options) != vars(type(options)(num_threads=1)):
+            raise parse.usage_error("PATH", f"{path} has the options of each part of a join: leave them out here.")
+        from scidata.cli.commands.joined import run_plan_of_join
+
+        run_plan_of_join(path, axis_sizes, output)
+        return
     run_plan(path, axis_sizes, options, output)
 
 

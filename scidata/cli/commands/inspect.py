@@ -30,6 +30,11 @@ _OF_SAMPLES = ("index", "name", "counts", "source_counts", "nbytes", "notes")
 
 def run_inspect(paths: Sequence[str], *, sample: int | None, as_json: bool) -> None:
     """Describe files, or a store and how well one of its samples can be cut."""
+    if paths[0].endswith(".toml"):
+        from scidata.cli.commands.joined import run_inspect_join
+
+        run_inspect_join(paths[0], as_json=as_json)
+        return
     stores = [path for path in paths if names_store(path)]
     if stores and len(paths) > 1:
         raise usage_error("PATH...", f"{stores[0]} is a partitioned store; inspect one of them at a time.")

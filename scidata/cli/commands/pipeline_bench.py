@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from scidata.cli.arguments import KINDS, check_choice, parse_fields, usage_error
 from scidata.cli.commands.bench import interleaved
+from scidata.cli.commands.joined import read_join
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.progress import doing
 from scidata.core.types import ByteArray
@@ -142,7 +144,11 @@ def bench_pipeline(
         raise ConfigError(f"{url_of(paths[0])}: bench measures local files; copy the store first")
     if repeats < 1 or num_samples < 1 or not workers or min(workers) < 0 or (step is not None and step < 0):
         raise ConfigError("samples and repeats must be at least 1, workers and the step not negative")
-    ds = open_dataset(paths if len(paths) > 1 else paths[0], fields=fields, kind=kind, num_threads=num_threads)
+    ds: Any
+    if paths[0].endswith(".toml"):
+        ds = read_join(paths[0], num_threads=num_threads)[0]
+    else:
+        ds = open_dataset(paths if len(paths) > 1 else paths[0], fields=fields, kind=kind, num_threads=num_threads)
     with closing(ds):
         if not len(ds):
             raise ConfigError(f"{paths[0]}: there are no samples")

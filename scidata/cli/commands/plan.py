@@ -46,21 +46,13 @@ class PlanOutput:
 
 def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, output: PlanOutput) -> None:
     """Plan a sample for every rank of a domain and print it; ``axis_sizes`` are the domain's ranks."""
-    reader = _reader_of(path, axis_sizes, options, output)
+    reader = reader_of(path, axis_sizes, options, output)
     if not 0 <= output.sample < reader.num_samples:
         raise usage_error("--sample", f"{output.sample} is out of range: there are {reader.num_samples} samples.")
     if output.counted:
         _print_counted(reader, output)
         return
-    plan: GridPlan | StorePlan
-    tips: list[str] | None = None
-    if isinstance(reader, GridReader):
-        with progress("planning", reader.partition.num_parts * len(reader.fields)) as tick:
-            plan = plan_grid(reader, output.sample, tick=tick)
-            tips = suggestions(plan)
-    else:
-        with progress("planning", reader.num_parts) as tick:
-            plan = plan_store(reader, output.sample, tick=tick)
+    plan, tips = planned(reader, output.sample)
     notes = [] if output.plot is None else _draw(plan, output.plot)
     if output.as_json:
         picture = {} if output.plot is None else {"plot": output.plot, "plot_notes": notes}
@@ -72,6 +64,18 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
         print_bullets("note", notes, "yellow")
 
 
+def planned(
+    reader: GridReader | StoreReader | PointsReader, sample: int
+) -> tuple[GridPlan | StorePlan, list[str] | None]:
+    """Plan a sample for every rank of a domain; also name cheaper options, of a grid."""
+    if isinstance(reader, GridReader):
+        with progress("planning", reader.partition.num_parts * len(reader.fields)) as tick:
+            plan = plan_grid(reader, sample, tick=tick)
+            return plan, suggestions(plan)
+    with progress("planning", reader.num_parts) as tick:
+        return plan_store(reader, sample, tick=tick), None
+
+
 def as_plain(plan: GridPlan | StorePlan, path: str, dp: int | None, tips: list[str] | None) -> dict[str, object]:
     """Return a plan as JSON has it; ``tips``, of grids, name cheaper options."""
     more = {} if tips is None else {"suggestions": tips}
@@ -79,7 +83,7 @@ def as_plain(plan: GridPlan | StorePlan, path: str, dp: int | None, tips: list[s
     return {**plan.about(dp), **more, "path": public_text(path), "totals": plan.totals(), "ranks": ranks}
 
 
-def _reader_of(
+def reader_of(
     path: str, axis_sizes: Mapping[str, int], options: ReadOptions, output: PlanOutput
 ) -> GridReader | StoreReader | PointsReader:
     """Open the data; before that refuse a picture that cannot be drawn."""

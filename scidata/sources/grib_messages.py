@@ -64,6 +64,7 @@ def codec_of(name: str, dtype: object) -> Codec | None:
 def decode(data: memoryview, nbytes: int, *, key: str = "values", dtype: str = "float32") -> AnyArray:
     """Return the values of a message, NaN where they are missing, or the latitudes or longitudes of its points."""
     kind, message = np.dtype(dtype), bytes(data)
+    _Header(None, 0, message).whole()  # eccodes may end the process of one that is cut off, or lies about its length
     if not find_spec("eccodes") and key == "values":
         return importlib.import_module("gribberish").parse_grib_array(message, 0).astype(kind, copy=False)
     with opened(message) as (library, handle):
@@ -93,10 +94,7 @@ def headers(path: str) -> Iterator[tuple[int, int, bytes]]:
             raise CorruptDataError(
                 f"{path}: no GRIB message begins at byte {at + (begin < 0) - max(begin, 0)}; copy it again"
             )
-        message = _Header(path, at, window[begin:])
-        if (edition := message.number(7, 1)) not in (1, 2):
-            raise UnsupportedFormatError(f"{path}: the message at byte {at} is GRIB of edition {edition}, not 1 or 2")
-        nbytes, made = message.of_edition_1() if edition == 1 else message.of_edition_2()
+        nbytes, made = _Header(path, at, window[begin:]).whole()
         yield at, nbytes, made
         at += nbytes
 
@@ -114,12 +112,16 @@ def dated(header: bytes) -> tuple[int, bytes]:
 
 
 class _Header:
-    def __init__(self, path: str, begin: int, window: bytes) -> None:
+    """A message by its header: in a file of which a window is read, or, where there is none, in the window alone."""
+
+    def __init__(self, path: str | None, begin: int, window: bytes) -> None:
         self._path, self._begin, self._window = path, begin, window
 
     def part(self, at: int, nbytes: int) -> bytes:
         if at + nbytes <= len(self._window):
             return self._window[at : at + nbytes]
+        if self._path is None:
+            self.refuse(f"{len(self._window)} bytes of at least {at + nbytes}")
         return bytes(files().read(self._path, self._begin + at, nbytes))
 
     def number(self, at: int, nbytes: int) -> int:
@@ -133,8 +135,17 @@ class _Header:
 
     def refuse(self, found: str) -> NoReturn:
         raise CorruptDataError(
-            f"{self._path}: the message at byte {self._begin} has {found}; it is damaged: copy it again"
+            f"{self._path or 'GRIB'}: the message at byte {self._begin} has {found}; it is damaged: copy it again"
         )
+
+    def whole(self) -> tuple[int, bytes]:
+        """Return the bytes of a message, and its header with no values. Raises CorruptDataError: it has no such end."""
+        if self.part(0, 4) != b"GRIB" or (edition := self.number(7, 1)) not in (1, 2):
+            raise UnsupportedFormatError(
+                f"{self._path}: the message at byte {self._begin} is not GRIB of edition 1 or 2, but begins with "
+                f"{self.part(0, 8)!r}"
+            )
+        return self.of_edition_1() if edition == 1 else self.of_edition_2()
 
     def ended(self, total: int, at: int) -> int:
         if self.part(total - 4, 4) != b"7777":

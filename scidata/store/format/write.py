@@ -443,7 +443,9 @@ class _SampleWriter:
             statistics = RunningStatistics(components)
         read = self._reordered(data.read, order, source_shape=data.shape, dtype=dtype, entity_dim=dim)
         said = plain(info.attributes | ({} if info.units is None else {"units": info.units}))
-        layout = {"dims": (*info.dims[:dim], info.entity, *info.dims[dim + 1 :]), "entity_dim": dim, "attributes": said}
+        dims = info.dims  # tables of points, which are read as such, too, have their rows along one
+        dims = (*dims[:dim], info.entity, *dims[dim + 1 :]) if self._sample.kind == "points" else dims
+        layout = {"dims": dims, "entity_dim": dim, "attributes": said}
         self._write_array(info.path, read, statistics, shape=shape, dtype=dtype, **layout)
 
     def _reordered(self, read: Callable[[tuple[slice, ...]], Array], order: IntArray, **layout: Any) -> Reordered:

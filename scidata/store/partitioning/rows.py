@@ -95,7 +95,7 @@ def _by_time(raw: RawSample, num_rows: int, by: str, room: Room) -> Spool:
 
     rng = np.random.default_rng(0)
     some = [keys[rng.integers(0, len(keys), -(-_SOME * len(keys) // num_rows))] for _, keys in every_key()]
-    buckets = _in_buckets(raw.name, every_key(), np.concatenate(some), num_rows, 64, room)
+    buckets = _in_buckets(raw.name, every_key(), np.concatenate(some), num_rows, 64, "rows have the same time", room)
     every = room.spool(np.int64)
     for keys, numbers in buckets.taken():
         every.append(numbers[stable_sort(keys, 64)[1]])
@@ -103,7 +103,7 @@ def _by_time(raw: RawSample, num_rows: int, by: str, room: Room) -> Spool:
 
 
 def _in_buckets(
-    name: str, every: Iterator[tuple[slice, Keys]], some: Keys, num_rows: int, num_bits: int, room: Room
+    name: str, every: Iterator[tuple[slice, Keys]], some: Keys, num_rows: int, num_bits: int, alike: str, room: Room
 ) -> Buckets:
     """Put keys below ``2**num_bits``, and their rows, into buckets, whose bounds are some of the keys."""
     dtype = id_dtype(num_rows)
@@ -114,9 +114,8 @@ def _in_buckets(
         buckets.put(cuts, keys[order], order + rows.start)
     if buckets.most_rows * _SORTED > room.nbytes:
         raise ConfigError(
-            f"sample {name}: {buckets.most_rows} of its {num_rows} rows have one time, or points that share keys of "
-            "the Hilbert curve, or repeat each other, and take more memory than is allowed while they are sorted; "
-            "allow more, or use --order rcb, unless it is by time"
+            f"sample {name}: {buckets.most_rows} of its {num_rows} {alike}, and take more memory than is allowed while "
+            f"they are sorted; {'use --order rcb, or ' * alike.startswith('points')}allow more"
         )
     return buckets
 
@@ -127,7 +126,8 @@ def _along_curve(name: str, points: _Points, box: Box | None, room: Room) -> tup
     num_bits = points.some.shape[1] * BITS[points.some.shape[1]]
     keys_of = partial(hilbert_keys, box=box)
     every_key = ((rows, keys_of(block)) for rows, block in points.by_blocks())
-    buckets = _in_buckets(name, every_key, keys_of(points.some), len(points), num_bits, room)
+    alike = "points share keys of the Hilbert curve, or repeat each other"
+    buckets = _in_buckets(name, every_key, keys_of(points.some), len(points), num_bits, alike, room)
     every, num_lost, num_repeated = room.spool(np.int64), 0, 0
     for keys, numbers in buckets.taken():
         in_order, order = stable_sort(keys, num_bits)

@@ -228,6 +228,21 @@ def test_damage_and_what_is_not_read(tmp_path, monkeypatch):
         open_source(path).arrays  # noqa: B018
 
 
+@pytest.mark.parametrize("sample", ["regular_ll_pl_grib1", "regular_ll_pl_grib2"])
+def test_messages_that_are_cut_off_or_lie_reach_no_library(sample, tmp_path, monkeypatch):
+    data, values = message(sample)
+    found = grib_messages.decode(memoryview(data + b"more"), 4 * len(values))
+    assert np.array_equal(found, values)
+    monkeypatch.setattr(grib_messages, "opened", lambda message: 1 / 0)
+    for cut in (0, 3, 7, 20, 60, 200, len(data) - 1):
+        with pytest.raises(CorruptDataError, match=f"has {cut} bytes of at least"):
+            grib_messages.decode(memoryview(data[:cut]), 4 * len(values))
+    at = 4 if sample.endswith("1") else 13
+    for wrong in (data[:-4] + b"7778", data[:at] + b"\0\1\0" + data[at + 3 :], b"GRIP" + data[4:]):
+        with pytest.raises((CorruptDataError, UnsupportedFormatError), match=r"no end|data up to|is not GRIB"):
+            grib_messages.decode(memoryview(wrong), 4 * len(values))
+
+
 def test_reference_sets(tmp_path, levels):
     path, expected = levels
     source = open_source(path)

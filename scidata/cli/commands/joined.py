@@ -42,9 +42,9 @@ def read_join(path: str, **more: object) -> tuple[JoinedDataset, dict[str, dict[
             raise ConfigError(f"{path}: part {name!r} has no path; give it one: [parts.{name}], path = 'era5.zarr'")
         own = {key: _parsed(key, value) for key, value in part.items()}
         try:
-            whole = {key: x for key, x in own.items() if key not in ("path", *_CUT)}
+            whole: dict[str, Any] = more | {key: x for key, x in own.items() if key not in _CUT}
             dtype = getattr(torch, str(own.get("dtype")), own.get("dtype"))
-            opened[name] = open_dataset(own["path"], **more, **whole | {"dtype": dtype})
+            opened[name] = open_dataset(**whole | {"dtype": dtype})
         except (TypeError, ConfigError) as e:
             raise ConfigError(f"{path}: part {name!r}: {e}") from None
         given[name] = own

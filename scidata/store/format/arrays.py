@@ -148,7 +148,7 @@ def new_array(
     chunks: Sequence[int],
     shards: Sequence[int] | None = None,
     dims: Sequence[str],
-    attributes: Mapping[str, object] = MappingProxyType({}),
+    attributes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Make the Zarr array of a path, each chunk of which carries its crc32c."""
     from zarr.codecs import Crc32cCodec
@@ -176,7 +176,7 @@ def write_array(
     shape: Sequence[int],
     dtype: npt.DTypeLike,
     dims: Sequence[str],
-    attributes: Mapping[str, object] = MappingProxyType({}),
+    attributes: Mapping[str, Any] = MappingProxyType({}),
     entity_dim: int = 0,
     chunk_rows: int = CHUNK_ROWS,
     statistics: RunningStatistics | None = None,

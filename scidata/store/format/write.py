@@ -442,7 +442,7 @@ class _SampleWriter:
             components = int(np.prod(shape[dim + 1 :])) if shape[dim + 1 :] else None
             statistics = RunningStatistics(components)
         read = self._reordered(data.read, order, source_shape=data.shape, dtype=dtype, entity_dim=dim)
-        said = plain(info.attributes | ({} if info.units is None else {"units": info.units}))
+        said = plain({**info.attributes, **({} if info.units is None else {"units": info.units})})
         dims = info.dims  # tables of points, which are read as such, too, have their rows along one
         dims = (*dims[:dim], info.entity, *dims[dim + 1 :]) if self._sample.kind == "points" else dims
         layout = {"dims": dims, "entity_dim": dim, "attributes": said}

@@ -107,7 +107,7 @@ def plan(
         sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, counted=counted, as_json=as_json
     )
     if path.endswith(".toml"):
-        if plot is not None or vars(options) != vars(type(options)(num_threads=1)):
+        if plot is not None or counted or vars(options) != vars(type(options)(num_threads=1)):
             raise parse.usage_error("PATH", f"{path} has the options of each part of a join: leave them out here.")
         from scidata.cli.commands.joined import run_plan_of_join
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from scidata.cli.arguments import parse_isel, parse_sel, parse_where, usage_error
-from scidata.cli.commands.plan import PlanOutput, as_plain, planned, print_plan
+from scidata.cli.commands.plan import PlanOutput, as_plain, planned, print_plan, reader_of
 from scidata.cli.output import console, print_json
 from scidata.core.options import ReadOptions
 from scidata.core.urls import public_text
@@ -70,7 +70,7 @@ def run_plan_of_join(path: str, axis_sizes: Mapping[str, int], output: PlanOutpu
     for name, number in numbers.items():
         known = {each.name for each in fields(ReadOptions)}
         options = ReadOptions(num_threads=1, **{key: x for key, x in parts[name].items() if key in known})
-        found[name] = planned(parts[name]["path"], axis_sizes, options, replace(output, sample=number))
+        found[name] = planned(reader_of(parts[name]["path"], axis_sizes, options, output), number)
     if output.as_json:
         plans = {n: as_plain(plan, parts[n]["path"], output.dp, tips) for n, (plan, tips) in found.items()}
         print_json({**about, "parts": plans})

@@ -101,6 +101,10 @@ TALLIES = {
         *torch.histogram(x.detach(), 5), *x.detach().histogram(4, range=(-0.1, 0.3), weight=few(x)),
         *torch.histogram(x.detach(), EDGES, density=True), *x.detach().histogram(3, density=True, weight=few(x)),
     ],
+    "histogramdd": lambda x: [
+        each for options in ({"bins": 3}, {"bins": [EDGES] * 2, "weight": line(few(x)), "density": True}, {"bins": [2, 4], "range": [-1.0, 1.0, -2.0, 0.5], "weight": WEIGHTS[: len(x)]})
+        for found in [torch.histogramdd(torch.stack([line(x.detach()), line(x.detach()).square()], -1), **options)] for each in (found.hist, *found.bin_edges)
+    ],
     "isin": lambda x: [torch.isin(few(x), EDGES), torch.isin(few(x), line(few(x)), invert=True), torch.isin(EDGES, few(x)), torch.isin(few(x), 1)],
     "equal": lambda x: [torch.equal(x, x * 1), x.equal(x + 1), torch.equal(x, x[None]), x.equal(x.mT.mT if len(x.shape) > 1 else x)],
     "allclose": lambda x: [torch.allclose(x, x + 1e-9), x.allclose(x + 1), torch.allclose(x / 0, x / 0, equal_nan=True), x.allclose(torch.zeros(()).double())],

@@ -44,7 +44,10 @@ CASES = [
     (lambda x, w: F.prelu(x, w), [(12, 4, 3), (1,)], [0, None]),
     (lambda x, w: F.prelu(x, w), [(12,), (1,)], [0, None]),
     (lambda x: [F.glu(x, 1), F.glu(x, -1)], [(2, 12, 4)], [1]),
-    (lambda x: [F.rrelu(x), torch.rrelu(x, 0.2, 0.4)], [(2, 12)], [1]),
+    (lambda x: [F.rrelu(x), torch.rrelu(x, 0.2, 0.4), F.rrelu(x * 2, inplace=True)], [(2, 12)], [1]),
+    (lambda x: [F.rrelu(x.T, 0.1, 0.4, True), F.rrelu_(x * 2, 0.1, 0.4, True)], [(2, 12)], [1]),
+    (lambda x: [x.as_strided((2, 5, 4), (12, 2, 1)), torch.as_strided(x, (12, 2), (1, 12))], [(2, 12)], [1]),
+    (lambda x: x.as_strided((3, 12), (0, 2)), [(12, 2)], [0]),
     (lambda x: [F.gumbel_softmax(x, 0.5), F.gumbel_softmax(x, hard=True, dim=0)], [(3, 12)], [1]),
 ]
 
@@ -129,7 +132,9 @@ def check_errors(rank, num_ranks):
             call()
     for call in (
         lambda: x.unfold(2, 0, 1),
-        lambda: F.rrelu(x, training=True),
+        lambda: x.as_strided((2, 2), (2, 1), 1),
+        lambda: x.mT.as_strided((2, 2), (2, 1)),
+        lambda: x.as_strided((2, 2), (2, 1)).zero_(),
     ):
         with pytest.raises(UnsupportedShardOp, match="Remedy"):
             call()

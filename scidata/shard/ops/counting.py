@@ -332,6 +332,32 @@ def histogram(
     return torch.return_types.histogram((counts, edges))
 
 
+@handles(torch.histogramdd, any_order=True)
+def histogramdd(
+    func: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+    input: Tensor,
+    bins: int | Sequence[int] | Sequence[Tensor],
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Count rows of numbers in boxes, or sum up their weights: plain, the same on each rank. Collective."""
+    x, weights = _beside(func, input, None if weight is None else weight[..., None].expand(input.shape))
+    if x.spec.ndim - 1 in x.spec.sharded or any(map(is_sharded, [bins] if isinstance(bins, int) else bins)):
+        raise unsupported(func, "the numbers of a row are on several ranks, or edges of bins", *specs_of([x, bins]))
+    if range is None and x.spec.global_size.numel():
+        rows = x.detach().flatten(0, -2)
+        range = torch.stack([torch.amin(rows, 0), torch.amax(rows, 0)], 1).view(-1).tolist()
+    weights = None if weights is None else weights[..., 0].contiguous()
+    counts, edges = func(x.local.detach(), bins, range=range, weight=weights)
+    counts = total_over(counts, x.spec.shard_groups)
+    if density:
+        counts = counts / counts.sum()
+        for dim, own in enumerate(edges):
+            counts = counts / own.diff().view(-1, *[1] * (len(edges) - 1 - dim))
+    return torch.return_types.histogramdd((counts, edges))
+
+
 @handles(torch.isin)
 def isin(
     func: TensorFunction, *operands: Tensor | float, assume_unique: bool = False, invert: bool = False, **named: float

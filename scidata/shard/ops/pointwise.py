@@ -266,16 +266,6 @@ def glu(input: ShardTensor, dim: int = -1) -> Tensor:
     return first * second.sigmoid()
 
 
-@handles(F.rrelu, torch.rrelu)
-def rrelu(
-    func: TensorFunction, x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, *drawn: bool, **named: bool
-) -> Tensor:
-    """Leaky ReLU by the middle of the slopes; drawn ones are refused."""
-    if any((*drawn, *named.values())):
-        raise unsupported(func, "training=True or inplace=True", *specs_of([x]))
-    return F.leaky_relu(x, (lower + upper) / 2)
-
-
 _OF_ONE = {
     "norm": torch.linalg.vector_norm,
     "maximum": Tensor.clamp_min,  # takes numbers, too

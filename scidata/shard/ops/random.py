@@ -147,6 +147,19 @@ def drawn(
     return result if spec is None else to_layout(ShardTensor(result, spec.replicated(result.shape)), spec)
 
 
+@handles(F.rrelu, torch.rrelu, torch.rrelu_)
+def rrelu(
+    func: TensorFunction, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    inplace: bool = False,
+) -> Tensor:  # fmt: skip
+    """Leaky ReLU, by the middle of the slopes, or by drawn ones; the tensor is gathered then."""
+    inplace = inplace or func is torch.rrelu_
+    if not training:
+        return F.leaky_relu(input, (lower + upper) / 2, inplace)
+    result = drawn(torch.rrelu, input, lower=lower, upper=upper, training=True)
+    return input.copy_(result) if inplace else result
+
+
 @handles("multinomial")
 def multinomial(func: TensorFunction, x: ShardTensor, *args: int, **kwargs: object) -> Tensor:
     """Draw numbers of columns by their weights, which are gathered; each rank keeps its rows. Collective."""

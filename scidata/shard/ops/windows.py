@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,26 @@ def unfold(func: TensorFunction, x: ShardTensor, dimension: int, size: int, step
 
     local = take()
     return ShardTensor(local, windows.layout, copied=Copy(x, local, take))
+
+
+@handles("as_strided")
+def as_strided(
+    func: TorchFunction, input: ShardTensor, size: Sequence[int], stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Take elements by their places in a row-major tensor; a copy that cannot be written to. Collective."""
+    places = torch.zeros((), dtype=torch.int64)
+    for count, step in zip(size, stride, strict=True):
+        places = places[..., None] + torch.arange(count) * step
+    outside = places.numel() and int(places.max()) >= input.spec.global_size.numel()
+    if storage_offset is not None or outside or input.global_strides is not None:
+        raise unsupported(func, "the memory of one process is not known, but of a row-major tensor itself", input.spec)
+
+    def take() -> Tensor:
+        return as_sharded(input.reshape(-1)[places], input.spec).local
+
+    found = as_sharded(input.reshape(-1)[places], input.spec)
+    return ShardTensor(found.local, found.spec, copied=Copy(input, found.local, take))
 
 
 # -- columns -------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from scidata.data.node import node_ranks
 from scidata.errors import ConfigError
 from scidata.grids.blocks import shared_arrays
 from scidata.testing import run_ranks
+from tests.unit.sources.test_zarr_values import write_unlike
 
 STEPS = 24
 
@@ -87,6 +88,15 @@ def test_parts_are_those_of_single_ranks_and_chunks_are_decoded_once(stores, nam
     whole = 2 * 2 * rows * columns * itemsize  # two fields, two epochs
     assert sum(decoded) <= 1.25 * whole  # of ranks apart 1.5 and more
     assert num_ranks == 1 or max(decoded) < whole
+
+
+@pytest.mark.parametrize(("num_ranks", "shuffle"), [(2, True), (3, "blocks")])
+def test_chunks_that_differ_in_size(num_ranks, shuffle, tmp_path):
+    """Each rank decodes them for itself, so the sum may be that of ranks apart; the values are theirs."""
+    values = np.random.default_rng(0).normal(size=(12, 30, 8)).astype("f4")
+    write_unlike(tmp_path, values, [[1, 4, 2, 5], [3, 11, 7, 9], 8], "gzip")
+    options = {"shard": {"lat": "domain"}, "halo": {"lat": 2}, "steps": (0, 1)}
+    run_ranks(epoch, num_ranks, str(tmp_path), num_ranks, None, options, shuffle)
 
 
 def slow_rank(rank, num_ranks, path, marker):

@@ -83,7 +83,13 @@ class Cutout:
         >>> int(around.ring(10).sum())
         12
         """
+        _check_degrees("ring: width", width)
         return self.kept & (self.distance <= width)
+
+
+def _check_degrees(name: str, degrees: object) -> None:
+    if not isinstance(degrees, int | float | np.number) or not degrees >= 0:
+        raise ConfigError(f"{name}={degrees!r}: expected degrees, not negative")
 
 
 def _set(places: Degrees, name: str) -> tuple[NodeSet, tuple[int, ...]]:
@@ -160,9 +166,8 @@ def cutout(inner: Degrees, outer: Degrees, *, min_distance: float = 0.0, max_gap
     >>> int((~around.kept).sum())  # rows at 60, 50 and 40 degrees, columns at 0, 10, 20 and 30
     12
     """
-    for name, degrees in {"min_distance": min_distance, "max_gap": 0.0 if max_gap is None else max_gap}.items():
-        if not isinstance(degrees, int | float | np.number) or not degrees >= 0:
-            raise ConfigError(f"cutout: {name}={degrees!r}: expected degrees, not negative")
+    _check_degrees("cutout: min_distance", min_distance)
+    _check_degrees("cutout: max_gap", 0.0 if max_gap is None else max_gap)
     (own, _), (others, shape) = _set(inner, "inner"), _set(outer, "outer")
     chord, _ = make_tree(own.positions()).query(others.positions())
     distance = np.rad2deg(2 * np.arcsin(np.minimum(chord / 2, 1.0)))

@@ -124,7 +124,7 @@ _ENCODERS = {
 }
 
 
-def _write_unlike(path, values, sizes, codec, *, order=None):
+def write_unlike(path, values, sizes, codec, *, order=None):
     """Write chunks of these sizes as the specification has them; the last ones reach past the end."""
     entries, encode = _ENCODERS[codec]
     turn = [] if order is None else [{"name": "transpose", "configuration": {"order": order}}]
@@ -163,7 +163,7 @@ def test_chunks_that_differ_in_size(tmp_path, codec):
         sizes = [_random_sizes(rng, n) for n in values.shape]
         order = [None, [2, 1, 0], [1, 2, 0], [0, 2, 1]][case]
         path = tmp_path / str(case)
-        _write_unlike(path, values, sizes, codec, order=order)
+        write_unlike(path, values, sizes, codec, order=order)
         assert np.array_equal(_read(path), values), sizes
         crop = {"lat": slice(16, 2, -3), "lon": sorted(rng.choice(23, 7, replace=False).tolist())}
         assert np.array_equal(_read(path, isel=crop), values[:, 16:2:-3][..., crop["lon"]]), sizes
@@ -186,7 +186,7 @@ def test_chunks_that_differ_in_size(tmp_path, codec):
 
 def test_only_chunks_that_hold_a_row_are_read(tmp_path):
     values = np.arange(9 * 17 * 23, dtype="f4").reshape(9, 17, 23)
-    _write_unlike(tmp_path, values, [1, [5, 7, 6], [20, 3]], "raw")
+    write_unlike(tmp_path, values, [1, [5, 7, 6], [20, 3]], "raw")
     layout = (source := ZarrSource(str(tmp_path))).arrays["x"]
     selection = ((Segment(start=2, count=1),), (Segment(start=1, count=3, step=6),), (Segment(start=19, count=2),))
     plan = plan_array(layout, selection, source.locate, out_shape=(1, 3, 2))

@@ -101,6 +101,8 @@ def test_messages():
     for name, value in [("min_distance", -1), ("min_distance", "1"), ("max_gap", np.nan), ("max_gap", "3")]:
         with pytest.raises(ConfigError, match=f"{name}=.*expected degrees"):
             scidata.cutout((np.arange(3), np.arange(3) ** 2), GLOBE, **{name: value})
+    with pytest.raises(ConfigError, match="ring: width='5': expected degrees"):
+        scidata.cutout((np.array([[40.0], [60]]), np.array([0.0, 30])), GLOBE).ring("5")
     with pytest.raises(ConfigError, match=r"inner: .*pass \(lat, lon\) of each point"):
         scidata.cutout((np.zeros(3), np.zeros(4)), GLOBE)
     with pytest.raises(ConfigError, match="inner has no points"):

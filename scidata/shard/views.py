@@ -178,7 +178,7 @@ def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
     if _repeats(x):
         raise unsupported(func, _REPEATED, x.spec, remedy="clone() it")
     copied = x.copied
-    while isinstance(copied, Copy) and x.local.requires_grad and torch.is_grad_enabled():
+    while isinstance(copied, Copy) and copied.follows_graph and x.local.requires_grad and torch.is_grad_enabled():
         x, copied = copied.base, copied.base.copied
         if is_of_leaf(x.local):  # torch's own error would come when the copy has changed
             raise RuntimeError(f"{func.__name__}: a view of a leaf that requires grad is written to in place")

@@ -29,6 +29,18 @@ FOUND = {
         ["v0 = x0.flip(0)", "v1 = v0.log_softmax(-1)", "v0.fill_(v0.sum())", "total(v1.diff(dim=0)).backward()"],
         0,
     ),
+    "a detached view of a leaf takes on a graph and is written to": (
+        (3,),
+        [given("x0", (1, 5, 4), (2, (1, 3, 0)), grad=True)],
+        [
+            "v0 = x0.view(-1)",
+            "v1 = v0.detach()",
+            "v1[:] += v0.clone()",
+            "v1.masked_fill_(v1 > 0.1, -0.3)",
+            "total(v1).backward()",
+        ],
+        0,
+    ),
     "a median is written to": (
         (2, 2),
         [given("x0", (2, 1, 3), (2, (1, 2)), (1, (1, 0)), grad=True)],

@@ -1,10 +1,10 @@
 """What compiled steps cost, beside eager ones and one process: CPU time, Python calls, collectives, bytes.
 
 A step is forward, loss, backward and optimizer, on CPUs over gloo, one thread a rank. The ways take turns in the same
-processes: one process on the whole sample, eager and by ``torch.compile``, while the others wait; and all ranks, eager
-and by ``scidata.compile``. CPU time is the sum over ranks, median of ``--repeats`` turns, each the mean of ``--steps``
-steps; ratios are to one process compiled. Calls are those of Python functions in one step of rank 0, bytes are those
-that it sends.
+processes: one process on the whole sample, eager and by ``torch.compile``, while the others wait; and all ranks, eager,
+by ``scidata.compile`` and by torch's DTensor. CPU time is the sum over ranks, median of ``--repeats`` turns, each the
+mean of ``--steps`` steps; ratios are to one process compiled. Calls are those of Python functions in one step of rank
+0, bytes are those that it sends.
 
     PYTHONPATH=. python tests/bench/compile_step.py --ranks 2 4
 """
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
 import scidata
 import scidata.shard.comm.transport
@@ -33,7 +33,7 @@ from scidata.shard.compile import regions_of
 from scidata.testing import run_ranks
 from tests.bench.step_costs import MODELS, Model, UNet, ViTBlock, python_calls
 
-WAYS = ("one process", "one process, compiled", "ranks", "ranks, compiled")
+WAYS = ("one process", "one process, compiled", "ranks", "ranks, compiled", "DTensor")
 #: Beside the small ones: sizes at which a rank has some tens of ms of work.
 LARGE = {
     "UNet, 256 x 384": Model(partial(UNet, 32), (1, 4, 256, 384), 2),
@@ -41,8 +41,8 @@ LARGE = {
 }
 ALL = MODELS | LARGE
 HEADER = (
-    "| model | ranks | one process, ms | compiled, ms | ranks, ratio | ranks compiled, ratio | Python calls "
-    "| collectives, MB | graphs |\n|---|---:|---:|---:|---:|---:|---:|---:|---|"
+    "| model | ranks | one process, ms | compiled, ms | ranks, ratio | ranks compiled, ratio | DTensor, ratio "
+    "| Python calls | collectives, MB | graphs |\n|---|---:|---:|---:|---:|---:|---|---:|---:|---|"
 )
 
 
@@ -53,6 +53,9 @@ def step_of(model: Model, way: str, mesh: Any, backend: str) -> tuple[nn.Module,
     if way.startswith("ranks"):
         scidata.parallelize(net, mesh)
         x, y = (scidata.scatter_tensor(each, 0, mesh["domain"], [Shard(model.dim)]) for each in (x, y))
+    if way == "DTensor":  # the input's rows on the ranks, weights on all; torch says what is sent
+        distribute_module(net, mesh["domain"])
+        x, y = (distribute_tensor(each, mesh["domain"], [Shard(model.dim)]) for each in (x, y))
     run: Any = net
     if way == "one process, compiled":
         run = torch.compile(net, backend=backend)
@@ -73,10 +76,10 @@ def collectives_of(step: Callable[[], None]) -> tuple[int, int]:
     transport: Any = scidata.shard.comm.transport
     plain, count, sent = transport.compare, 0, count_sent()
 
-    def counted(group: Any) -> None:
+    def counted(*args: Any) -> None:
         nonlocal count
         count += 1
-        plain(group)
+        plain(*args)
 
     transport.compare = counted
     try:
@@ -94,19 +97,25 @@ def rank_main(rank: int, num_ranks: int, names: list[str], backend: str, repeats
     found: dict[str, Any] = {}
     for name in names:
         made = {way: step_of(ALL[name], way, mesh, backend) for way in WAYS}
-        cpu: dict[str, list[float]] = {way: [] for way in WAYS}
+        refused = ""
+        try:
+            made["DTensor"][1]()
+        except Exception as e:  # on all ranks alike
+            refused = f"{type(e).__name__}: {str(e).splitlines()[0][:60]}"
+            del made["DTensor"]
+        cpu: dict[str, list[float]] = {way: [] for way in made}
         for turn in range(repeats + 1):  # the first is a rehearsal, in which graphs are compiled
             for way, (_, step) in made.items():
                 dist.barrier()
                 began = time.process_time()
-                if way.startswith("ranks") or rank == 0:
+                if not way.startswith("one process") or rank == 0:
                     for _ in range(steps if turn else 3):
                         step()
                 if turn:
                     cpu[way].append((time.process_time() - began) / steps)
         calls = {way: python_calls(step) for way, (_, step) in made.items() if way.startswith("ranks")}
         graphs = [str(region) for region in regions_of(made["ranks, compiled"][0])]
-        found[name] = cpu, calls, collectives_of(made["ranks, compiled"][1]), graphs
+        found[name] = cpu, calls, collectives_of(made["ranks, compiled"][1]), graphs, refused
     return found
 
 
@@ -125,13 +134,15 @@ def main() -> None:
     for num_ranks in args.ranks:
         ranks = run_ranks(rank_main, num_ranks, args.models, args.backend, args.repeats, args.steps, timeout=3600)
         for name in args.models:
-            cpu = {way: [sum(each) for each in zip(*(r[name][0][way] for r in ranks), strict=True)] for way in WAYS[2:]}
+            of_ranks = [way for way in ranks[0][name][0] if way in WAYS[2:]]
+            cpu = {way: [sum(each) for each in zip(*(r[name][0][way] for r in ranks), strict=True)] for way in of_ranks}
             one = {way: ranks[0][name][0][way] for way in WAYS[:2]}
-            eager, compiled, many, graphs = (statistics.median((one | cpu)[way]) for way in WAYS)
-            calls, (count, sent), lines = ranks[0][name][1:]
+            eager, compiled, many, graphs, *rival = (statistics.median(times) for times in (one | cpu).values())
+            calls, (count, sent), lines, refused = ranks[0][name][1:]
+            by_torch = f"{rival[0] / compiled:.2f}" if rival else refused
             print(
                 f"| {name} | {num_ranks} | {1e3 * eager:.1f} | {1e3 * compiled:.1f} | {many / compiled:.2f} "
-                f"| {graphs / compiled:.2f} | {calls['ranks']} -> {calls['ranks, compiled']} "
+                f"| {graphs / compiled:.2f} | {by_torch} | {calls['ranks']} -> {calls['ranks, compiled']} "
                 f"| {count}, {sent / 1e6:.2f} | {' / '.join(lines)} |",
                 flush=True,
             )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scidata.core.types import AnyArray, IntArray
 from scidata.meshes.order.csr import CSR
 from scidata.meshes.order.cuts import equal_bounds
-from scidata.meshes.order.ids import run_starts
+from scidata.meshes.order.ids import distinct
 from scidata.meshes.order.positions import num_duplicates
 
 #: Numbers of parts whose ghosts are counted. The odd ones are for those in between: with a power of 2 the parts of a
@@ -95,8 +95,7 @@ def quality_of_parts(csr: CSR, bounds: IntArray) -> PartQuality:
     to, whence = part[dst], part[src]
     cut = np.flatnonzero(to != whence)
     keys = to[cut].astype(np.int64) * max(num_nodes, 1) + src[cut]
-    keys.sort()
-    keys = keys[run_starts(keys)]  # each ghost of each part once
+    keys = distinct(keys)  # each ghost of each part once
     holders, ghosts = np.divmod(keys, max(num_nodes, 1))
     owned = np.diff(bounds)
     halo = np.bincount(holders, minlength=num_parts)
@@ -129,7 +128,7 @@ def count_ghosts(num_rows: int, needed: Callable[[int, int], AnyArray]) -> Ghost
     since = num = 0
     for i, (first, last) in enumerate(pairwise(marks.tolist() if cuts else ())):
         rows = needed(first, last)
-        batch.append(_distinct(rows[(rows < first) | (rows >= last)]))
+        batch.append(distinct(rows[(rows < first) | (rows >= last)]))
         num += len(batch[-1])
         if last < num_rows and num < _BATCH:
             continue
@@ -137,7 +136,7 @@ def count_ghosts(num_rows: int, needed: Callable[[int, int], AnyArray]) -> Ghost
         for parts, bounds in [*cuts.items()]:
             of = np.repeat(np.searchsorted(bounds, marks[since : i + 1], side="right") - 1, sizes)
             away = (rows < bounds[of]) | (rows >= bounds[of + 1])
-            keys = _distinct(np.concatenate([begun[parts], of[away] * num_rows + rows[away]]))
+            keys = distinct(np.concatenate([begun[parts], of[away] * num_rows + rows[away]]))
             whole = np.searchsorted(keys, (np.searchsorted(bounds, last, side="right") - 1) * num_rows)
             ghosts[parts] += np.bincount(keys[:whole] // num_rows, minlength=parts)
             begun[parts] = keys[whole:]
@@ -145,11 +144,6 @@ def count_ghosts(num_rows: int, needed: Callable[[int, int], AnyArray]) -> Ghost
                 del cuts[parts], ghosts[parts]
         batch, since = [], i + 1
     return {str(parts): (int(each.sum()), int(each.max())) for parts, each in sorted(ghosts.items())}
-
-
-def _distinct(values: AnyArray) -> AnyArray:
-    values.sort()  # many times faster here than np.unique, which hashes
-    return values[run_starts(values)]
 
 
 def expected_ghosts(counted: GhostCounts, num_parts: int) -> tuple[int, int] | None:

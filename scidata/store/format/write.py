@@ -417,21 +417,20 @@ class _SampleWriter:
 
     def _count_ghosts(self) -> GhostCounts:
         """Count the sources of edges, and corners of cells, that equal parts have of each other."""
-        sample = self._sample
-        edges, cells = sample.relations.get("edge"), sample.cells
+        edges, cells = self._sample.relations.get("edge"), self._sample.cells
+        lists = [] if edges is None else [([edges.indptr], edges.src)]
+        lists += [] if cells is None else [([cells.indptr, cells.offsets], cells.connectivity)]
 
         def needed(first: int, last: int) -> AnyArray:
             rows = []
-            if edges is not None:
-                start, stop = (int(edges.indptr[row : row + 1][0]) for row in (first, last))
-                rows.append(edges.src[start:stop])
-            if cells is not None:
-                start, stop = (int(cells.indptr[row : row + 1][0]) for row in (first, last))
-                start, stop = (int(cells.offsets[cell : cell + 1][0]) for cell in (start, stop))
-                rows.append(cells.connectivity[start:stop])
-            return rows[0] if len(rows) == 1 else np.concatenate(rows)
+            for pointers, values in lists:
+                start, stop = first, last
+                for each in pointers:
+                    start, stop = (int(each[at : at + 1][0]) for at in (start, stop))
+                rows.append(values[start:stop])
+            return np.concatenate(rows)
 
-        return count_ghosts(len(sample.order), needed) if edges is not None or cells is not None else {}
+        return count_ghosts(len(self._sample.order), needed) if lists else {}
 
     def _write_field(self, data: FieldData) -> None:
         info, order = data.info, self._sample.rows_of(data)

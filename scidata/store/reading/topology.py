@@ -10,7 +10,7 @@ import numpy as np
 
 from scidata.core.index_map import IndexMap
 from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
-from scidata.meshes.order.ids import NodeIds, ranges
+from scidata.meshes.order.ids import NodeIds, distinct, ranges
 from scidata.meshes.order.neighbours import chord, make_tree, wrapped
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
@@ -72,7 +72,7 @@ def read_topology(
                 reached[name].append(_others(cut, part, source, far[name][-1][1]))
                 complete[name] = needed[target]
             sources[source] += reached[name]
-        needed = {name: np.unique(np.concatenate(rows)) for name, rows in sources.items()}
+        needed = {name: distinct(np.concatenate(rows)) for name, rows in sources.items()}
     ghosts: dict[str, list[NodeIds]] = {name: [rows] for name, rows in needed.items()}
     for name, (source, _) in ends.items():
         ghosts[source].append(reached[name][0])
@@ -88,7 +88,7 @@ def read_topology(
         ghosts["cell"] = [rows]
         ghosts[cut.entity].append(_others(cut, part, cut.entity, far_cells.connectivity))
     ordered = {name: _by_row(steps) for name, steps in far.items()}
-    held: dict[str, IntArray] = {name: np.unique(np.concatenate(rows)) for name, rows in ghosts.items()}
+    held: dict[str, IntArray] = {name: distinct(np.concatenate(rows)) for name, rows in ghosts.items()}
     held |= {name: rows for name, (rows, _, _) in ordered.items()}
     maps = {
         name: IndexMap(bounds=bounds, part=part, ghosts=held.get(name, none), key=(token, cut.index, part, name))
@@ -158,7 +158,7 @@ def edges_into(access: RowAccess, nodes: IntArray, folder: str) -> _Edges:
 def _others(cut: SamplePart, part: int, name: str, rows: NodeIds) -> IntArray:
     """Return those rows of a set that others own, sorted, each once."""
     start, stop = cut.owned(name, part)
-    return np.unique(rows[(rows < start) | (rows >= stop)]).astype(np.int64)
+    return distinct(rows[(rows < start) | (rows >= stop)]).astype(np.int64)
 
 
 def _by_row(steps: Sequence[_Edges]) -> tuple[IntArray, IntArray, IntArray]:

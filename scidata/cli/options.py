@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from os.path import expanduser as _home
 from typing import Annotated
 
 import typer
@@ -178,9 +178,7 @@ Ghosts = Annotated[
         "disk|exchange", "How fields of ghosts come: read, the default with --halo; or sent by their owners.", _STORE
     ),
 ]
-Plot = Annotated[
-    str | None, _option("FILE.png", "Also draw every rank's part and halo.", _PRINTED, parser=os.path.expanduser)
-]
+Plot = Annotated[str | None, _option("FILE.png", "Also draw every rank's part and halo.", _PRINTED, parser=_home)]
 OverwritePicture = Annotated[bool, _flag("--overwrite", "Replace the picture if it exists.", _PRINTED)]
 EveryRank = Annotated[bool, _flag("--all", "List every rank, also where there are many.", _PRINTED)]
 Counted = Annotated[
@@ -305,12 +303,7 @@ IndexOut = Annotated[
 By = Annotated[
     list[str] | None, _option("DIM,...", "Figures of each row of these dims, level say; may be repeated.", _PRINTED)
 ]
-Out = Annotated[
-    str | None,
-    _option(
-        "FILE.json", "Also write them, for ds.normalise; every digit is kept.", _PRINTED, parser=os.path.expanduser
-    ),
-]
+Out = Annotated[str | None, _option("FILE.json", "Also write them exactly, for ds.normalise.", _PRINTED, parser=_home)]
 OverwriteOut = Annotated[bool, _flag("--overwrite", "Replace the file if it exists.", _PRINTED)]
 Sel = Annotated[
     list[str] | None,
@@ -343,4 +336,4 @@ StepMs = Annotated[
 ]
 DemoRanks = Annotated[int, _option("N", "Ranks that share each sample, at most 15.", parser=_whole(1))]
 DemoSteps = Annotated[int, _option("N", "Training steps.", parser=_whole(1))]
-KeepDir = Annotated[str | None, _option("DIR", "Keep data and results in this new folder.", parser=os.path.expanduser)]
+KeepDir = Annotated[str | None, _option("DIR", "Keep data and results in this new folder.", parser=_home)]

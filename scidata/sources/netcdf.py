@@ -18,13 +18,12 @@ from scidata.core.types import ArrayLayout, ChunkRefs, FindChunk, IntArray
 from scidata.sources.access.files import files
 from scidata.sources.file_source import FileSource
 from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside
-from scidata.sources.hdf5.walk import Attributes, Naming, is_scale, plain_value, scale_paths, walk
+from scidata.sources.hdf5.walk import Attributes, Naming, is_scale, scale_paths, walk
 from scidata.sources.index import FileFacts, KeptFile, OnDemand
 from scidata.sources.netcdf3 import Header, Variable, read_header
 from scidata.sources.twins import At, Block, Metadata
 
 _RENAMED = "_nc4_non_coord_"  # a variable named like a dimension that it does not lie on
-_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 
 
 class _NetCDF4Naming(Naming):
@@ -43,11 +42,6 @@ class _NetCDF4Naming(Naming):
     def array_name(self, path: str) -> str:
         group, base = posixpath.split(path)
         return posixpath.join(group, base.removeprefix(_RENAMED))
-
-    def is_hidden(self, attributes: Attributes) -> bool:
-        if not is_scale(attributes) or "NAME" not in attributes:
-            return False
-        return str(plain_value(attributes.read("NAME"))).startswith(_NO_VARIABLE)
 
     def dims(self, attributes: Attributes, path: str) -> tuple[str, ...]:
         dset = attributes.obj

@@ -234,7 +234,7 @@ def given_steps(
         if isinstance(values, int | np.integer) and not isinstance(values, bool):
             sizes[name] = int(values)
         else:
-            coordinate = _coordinate(str(name), values, said.get(str(name), {}))
+            coordinate = coordinate_of(str(name), values, said.get(str(name), {}))
             sizes[name] = coordinate.shape[0]
             variables.append(coordinate)
         if sizes[name] < 1:
@@ -242,7 +242,8 @@ def given_steps(
     return sizes, variables
 
 
-def _coordinate(dim: str, given: object, said: Mapping[str, object]) -> OutputVariable:
+def coordinate_of(dim: str, given: object, said: Mapping[str, object]) -> OutputVariable:
+    """Return the coordinate of a dim; ``given``: its decoded values; ``said``: attributes, without what packs them."""
     values: Array = np.asarray(given)
     if values.ndim != 1:
         raise ConfigError(f"create: times of {dim!r} have shape {values.shape}; give a list, or a number of steps")

@@ -52,13 +52,9 @@ class FlatOutput:
             for dim, size in self._sizes().items():
                 file.createDimension(dim, size)
             for each in layout.variables:
-                dtype = np.dtype("f4") if each.dtype == np.float16 else each.dtype  # which NetCDF has not
+                dtype: object = {"e": "f4", "?": "i1", "U": str}.get(each.dtype.char, each.dtype)  # as NetCDF has it
                 made = file.createVariable(
-                    each.name,
-                    dtype,
-                    each.dims,
-                    contiguous=bool(each.dims),
-                    fill_value=fill_said(each.attributes, dtype),
+                    each.name, dtype, each.dims, fill_value=fill_said(each.attributes, each.dtype)
                 )
                 made.set_auto_maskandscale(False)  # values are as they are stored
                 made.setncatts(attributes_held(each.attributes, "_FillValue"))
@@ -84,7 +80,9 @@ class FlatOutput:
         with h5py.File(self._place.target, "w") as file:
             scales = {v.name for v in layout.variables if v.dims == (v.name,)}
             for each in layout.variables:
-                file.create_dataset(each.name, data=each.read()).attrs.update(attributes_held(each.attributes))
+                values = each.read()
+                values = values.astype(object) if values.dtype.kind == "U" else values
+                file.create_dataset(each.name, data=values).attrs.update(attributes_held(each.attributes))
             for dim, size in self._sizes().items():
                 if dim not in scales and dim not in file:  # a scale without values says the name
                     file.create_dataset(dim, shape=(size,), dtype="f4")

@@ -19,6 +19,7 @@ from scidata.data.output.fields import (
     OutputField,
     OutputVariable,
     chunks_of,
+    coordinate_of,
     copied_variable,
     given_steps,
     kept_attributes,
@@ -27,6 +28,7 @@ from scidata.data.output.fields import (
 )
 from scidata.data.output.packing import Packing, packing_given, packing_of
 from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches
+from scidata.grids.labels import known_labels
 from scidata.grids.reader import GridReader
 from scidata.meshes.geometry import Geometry
 from scidata.meshes.samples import read_samples
@@ -79,7 +81,7 @@ class Like(ABC):
         for name in dict.fromkeys(names):
             layout = source.arrays[name]
             has_steps = bool(set(layout.dims) & set(self.step_dims))
-            if name not in fields and not layout.fallback and not has_steps and layout.dtype.kind in "iufSU":
+            if name not in fields and not layout.fallback and not has_steps and layout.dtype.kind in "biufSU":
                 yield layout
 
 
@@ -151,7 +153,12 @@ class GridLike(Like):
         for attributes in named:
             for key in _NAMING:
                 wanted += [name for name in str(attributes.get(key, "")).replace(":", " ").split() if name in arrays]
-        return [self._variable(layout) for layout in self._constant(self._source, wanted, fields)]
+        found = [self._variable(layout) for layout in self._constant(self._source, wanted, fields)]
+        for dim in [dim for dim in dims if dim not in arrays]:
+            names = known_labels(self._reader.series, dim)  # text, which sources leave out
+            if names is not None and names.dtype.kind == "U":
+                found.append(OutputVariable.of(dim, names[rows_of(self._reader.partition.selected[dim])], {}))
+        return found
 
     def _variable(self, layout: ArrayLayout) -> OutputVariable:
         partition = self._reader.partition
@@ -188,8 +195,7 @@ class GridLike(Like):
         if layout is None or layout.dims != (dim,) or dim not in self._reader.partition.sizes:
             return []
         values = self._reader.coordinate(dim)
-        attributes = kept_attributes(layout.attributes)
-        return [] if values is None else [OutputVariable.of(dim, values, attributes)]
+        return [] if values is None else [coordinate_of(dim, values, layout.attributes)]
 
 
 _NUMBERED = re.compile(r"dim_\d+")  # dims of files that do not name them

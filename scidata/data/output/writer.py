@@ -160,7 +160,7 @@ class Writer:
                 parts.append(Part(field=self._layout.fields[name], route=routes[name], staged=staged))
             try:
                 self._background.put((each, parts))
-            except RuntimeError as e:
+            except (RuntimeError, OSError) as e:
                 raise self._reason(e) from None
             self._taken.add(each)
 
@@ -287,6 +287,8 @@ class Writer:
                 self._owner.check()
             except (OutputError, OSError) as e:
                 return e if isinstance(e, OutputError) else error
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = self.path  # of a full disk, say
         return error
 
     def _steps_of(self, step: object) -> list[int]:

@@ -93,9 +93,9 @@ class ZarrOutput:
             return {"dimension_names": list(dims), "attributes": attributes}
         return {"attributes": {**attributes, "_ARRAY_DIMENSIONS": list(dims)}}
 
-    def _compressors(self, itemsize: int) -> list[Any]:
+    def _compressors(self, itemsize: int) -> list[Any] | None:
         if self._format == 2:
-            return [] if self._codec == "none" else [self._numcodec()]
+            return None if self._codec == "none" else [self._numcodec()]
         from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
         if self._codec in _BLOSC:

@@ -188,6 +188,9 @@ def plain_value(value: object) -> Any:
     return None
 
 
+_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"  # as netCDF-C writes it, also into plain HDF5
+
+
 class Naming:
     """What things are called in plain HDF5: paths; dimension scales, then labels, then ``dim_i``."""
 
@@ -201,8 +204,10 @@ class Naming:
         return path
 
     def is_hidden(self, attributes: Attributes) -> bool:
-        """Say whether the dataset that has these attributes is bookkeeping, not an array."""
-        return False
+        """Say whether the dataset that has these attributes only names a dimension, and has no values."""
+        if not is_scale(attributes) or "NAME" not in attributes:
+            return False
+        return str(plain_value(attributes.read("NAME"))).startswith(_NO_VARIABLE)
 
     def dims(self, attributes: Attributes, path: str) -> tuple[str, ...]:
         """Return one name per dimension of the dataset that has these attributes."""

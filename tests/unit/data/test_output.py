@@ -105,12 +105,39 @@ def test_coordinates_mean_what_they_mean_in_the_source(source: str, packed: bool
         "z.nc": {"codec": "zlib"},
         "o.h5": {},
         "o.zarr": {},
-        "2.zarr": {"format": "zarr2"},
+        "2.zarr": {"format": "zarr2", "codec": "none"},
     }.items():
         write(tmp_path / name, ds, **options)
         written = xr.open_dataset(tmp_path / name, engine="zarr" if name.endswith("zarr") else "netcdf4").load()
         for each in ("u", *coords, *of_cells):
             assert written[each].variable.equals(given[each].variable), (name, each)
+
+
+@pytest.mark.filterwarnings("ignore")  # of zarr
+@pytest.mark.parametrize("source", ["source.nc", "source.zarr"])
+def test_names_of_rows_and_native_times(source: str, tmp_path: Path) -> None:
+    days = np.datetime64("2000-01-01", "ns") + np.arange(3) * np.timedelta64(6, "h")
+    dims, names = ("time", "station", "x"), ["aa", "bé", "c", "dddd"]
+    made = xr.Dataset({"u": (dims, np.random.default_rng(0).random((3, 4, 2)))}, {"time": days, "station": names})
+    made = made.assign_coords(coast=("station", [True, False, True, True]))
+    if source.endswith("nc"):
+        made.to_netcdf(tmp_path / source)
+    else:
+        made.drop_vars("time").to_zarr(tmp_path / source, zarr_format=3, consolidated=False)
+        zarr.open_group(tmp_path / source).create_array("time", data=days, dimension_names=("time",))
+    ds = scidata.open_dataset(
+        tmp_path / source, kind="grid", sample_dim="time", sel={"station": ["c", "aa"]}, fields=["u"]
+    )
+    for name, options in {"o.nc": {}, "o.h5": {}, "o.zarr": {}, "2.zarr": {"format": "zarr2"}}.items():
+        write(tmp_path / name, ds, **options)
+        written = xr.open_dataset(tmp_path / name, engine="zarr" if name.endswith("zarr") else "netcdf4").load()
+        for each in ("u", "time", "station", "coast"):
+            assert np.array_equal(written[each], made[each].sel(station=["c", "aa"]) if each != "time" else days), each
+        again = scidata.open_dataset(
+            tmp_path / name, kind="grid", sample_dim="time", sel={"station": ["aa"]}, coords=True, fields=["u"]
+        )
+        assert "x" not in again[0].coords  # HDF5 has an array of that name, which says that there are no values
+        assert np.array_equal(again[0]["u"], made["u"].sel(station=["aa"])[0])
 
 
 def test_dtypes_that_a_file_has_not_are_named(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ class Calls:
         if self._notes.keys() - self._next:
             for group in process_groups():
                 ranks = dist.get_process_group_ranks(group)
-                self._next[group.group_name] = ranks[(ranks.index(self._rank) + 1) % len(ranks)]
-        names = [name for name in self._notes if name not in self._left_out]
+                self._next[group.group_name] = ranks[(group.rank() + 1) % len(ranks)]
+        names = [name for name in self._notes if name in self._next and name not in self._left_out]
         theirs = {rank: posts.find(f"beat/{rank}") or {} for rank in {self._next[name] for name in names}}
         for name in names:
             number, checksum = theirs[self._next[name]].get("calls", {}).get(name, (-1, 0))

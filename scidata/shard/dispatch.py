@@ -126,13 +126,9 @@ def _into(func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, objec
 
 
 def _call_watched(
-    run: _Run,
-    direct: Callable[..., object] | None,
-    func: TorchFunction,
-    types: Types,
-    args: tuple[object, ...],
+    run: _Run, direct: Callable[..., object] | None, func: TorchFunction, types: Types, args: tuple[object, ...],
     kwargs: dict[str, object],
-) -> object:
+) -> object:  # fmt: skip
     """Handle a function; have backward raise, as torch's would, where an input was written to since."""
     kept = []
     for x in (*args, *kwargs.values()) if kwargs else args:

@@ -152,18 +152,11 @@ class ShardTensor(ShardBase):
     def from_padded(cls, padded: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> ShardTensor:
         """Wrap a part that was read together with its halo; no copy, no communication.
 
-        Parameters
-        ----------
-        padded
-            Owned rows and halo in one tensor. The halo's real widths are those of
-            :func:`scidata.core.bounds.halo_widths`.
-        halo
-            The widths that were asked for along each tensor dim; a dim that is not sharded counts as one part.
+        - ``padded``: owned rows and halo in one tensor. The halo's real widths are those of
+          :func:`scidata.core.bounds.halo_widths`.
+        - ``halo``: the widths that were asked for along each tensor dim; a dim that is not sharded counts as one part.
 
-        Raises
-        ------
-        ShardLayoutError
-            ``padded`` does not have the owned shape plus its halo.
+        Raises ShardLayoutError: ``padded`` does not have the owned shape plus its halo.
         """
         keep_out_of_graphs()
         wanted = {dim % spec.ndim: widths for dim, widths in halo.items()}

@@ -77,7 +77,6 @@ class Board(BoardState):
         self._breaks: Event | None = None  # for which this process breaks its groups
         self._stalls, self._armed = stuck.StallDetector(), 0.0
         self._deadlocks, self._calls = Deadlocks(self.rank), calls.Calls(self.rank)
-        calls.forget()
         self._is_broken = self._is_outside = False
         # SimpleQueue: a loop's end() may be called by a collection, in the middle of anything
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()

@@ -36,10 +36,6 @@ class Note(NamedTuple):
     how: str
     checksum: int
 
-    def differs(self, other: Note) -> bool:
-        """Whether another rank's is of something else; compiled code does not tell the operation."""
-        return self.how != other.how or ("" != self.operation != other.operation != "")
-
 
 called = Called()
 numbers: Counter[str] = Counter()  # of the latest, by group
@@ -48,16 +44,12 @@ noted: deque[tuple[str, int, object, str, int]] = deque(maxlen=4 * _KEPT)
 found: list[Event] = []  # that ends all collectives
 
 
-def forget() -> None:
-    """Begin again: those before are of other process groups, or of all ranks alike."""
-    for each in (numbers, noted, found):
-        each.clear()
-
-
 class Calls:
     """The part of a board that compares them."""
 
     def __init__(self, rank: int) -> None:
+        for each in (numbers, noted, found):  # of other process groups, or of all ranks alike
+            each.clear()
         self._rank = rank
         self._notes: dict[str, deque[Note]] = {}  # by group
         self._next: dict[str, int] = {}  # the rank to compare with
@@ -101,7 +93,8 @@ class Calls:
         before = ""
         for own in self._notes[name]:
             other = theirs.get(own.number)
-            if other is not None and own.differs(other):
+            # compiled code does not tell the operation
+            if other and (own.how != other.how or "" != own.operation != other.operation != ""):
                 places = {event.rank: other, rank: own}
                 said = ", ".join(f"rank {r} in {n.operation or 'no operation'} ({n.how})" for r, n in places.items())
                 text = f"ranks have called different operations, and mixed their values: {said}; it was exchange "

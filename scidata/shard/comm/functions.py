@@ -41,12 +41,9 @@ def _linear(how: tuple[Any, ...], *tensors: Tensor) -> Any:
 
 
 def linear(
-    compute: Callable[..., Tensor],
-    transposed: Callable[..., Tensor],
-    x: Tensor,
-    *layout: object,
+    compute: Callable[..., Tensor], transposed: Callable[..., Tensor], x: Tensor, *layout: object,
     linear_part: Callable[..., Tensor] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return ``compute(x, *layout)``, differentiable any number of times.
 
     ``compute``: a linear function of ``x``.

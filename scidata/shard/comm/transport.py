@@ -152,16 +152,9 @@ class Transfer:
     """
 
     def __init__(
-        self,
-        outgoing: Tensor,
-        sent: Counts,
-        held: Counts,
-        group: Group,
-        pairs: int | None,
-        *,
-        waits: bool = False,
+        self, outgoing: Tensor, sent: Counts, held: Counts, group: Group, pairs: int | None, *, waits: bool = False,
         width: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         num_ranks = group_size(group)
         self._works: list[dist.Work] = []
         if group is None or num_ranks == 1:
@@ -268,12 +261,9 @@ def swap(rows: Tensor, group: Group) -> Tensor:
 
 
 def exchange(
-    x: Tensor,
-    parts: Sequence[tuple[int, Tensor]],
-    shapes: Sequence[tuple[int, Sequence[int]]],
-    group: Group,
+    x: Tensor, parts: Sequence[tuple[int, Tensor]], shapes: Sequence[tuple[int, Sequence[int]]], group: Group,
     pairs: int | None = None,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """Send each part to its rank and return the tensors received, of the given shapes. Collective, not differentiable.
 
     ``x``: a tensor of their dtype, on their device.

@@ -191,12 +191,9 @@ def unique_consecutive(
 
 @handles(torch.unique, Tensor.unique)
 def unique(
-    input: ShardTensor,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
+    input: ShardTensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
     dim: int | None = None,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
     """List the distinct values, or rows of a dim, in order: values split by rank, rows on each. Collective.
 
     Each rank finds its own first; those of all ranks are sorted where they lie. Rows are gathered.
@@ -309,14 +306,9 @@ def _finite_range(func: TorchFunction, x: ShardTensor) -> tuple[float, float]:
 
 @handles("histogram", any_order=True)
 def histogram(
-    func: Callable[..., tuple[Tensor, Tensor]],
-    input: Tensor,
-    bins: int | Sequence[int] | Tensor,
-    *,
-    range: tuple[float, float] | None = None,
-    weight: Tensor | None = None,
-    density: bool = False,
-) -> tuple[Tensor, Tensor]:
+    func: Callable[..., tuple[Tensor, Tensor]], input: Tensor, bins: int | Sequence[int] | Tensor, *,
+    range: tuple[float, float] | None = None, weight: Tensor | None = None, density: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Count the values in bins, or sum up their weights: plain, the same on each rank. Collective."""
     if is_sharded(bins):
         raise unsupported(func, "the edges of bins are sharded", bins.spec, remedy="use full_tensor()")
@@ -334,13 +326,9 @@ def histogram(
 
 @handles(torch.histogramdd, any_order=True)
 def histogramdd(
-    func: Callable[..., tuple[Tensor, Sequence[Tensor]]],
-    input: Tensor,
-    bins: int | Sequence[int] | Sequence[Tensor],
-    range: Sequence[float] | None = None,
-    weight: Tensor | None = None,
-    density: bool = False,
-) -> tuple[Tensor, Sequence[Tensor]]:
+    func: Callable[..., tuple[Tensor, Sequence[Tensor]]], input: Tensor, bins: int | Sequence[int] | Sequence[Tensor],
+    range: Sequence[float] | None = None, weight: Tensor | None = None, density: bool = False,
+) -> tuple[Tensor, Sequence[Tensor]]:  # fmt: skip
     """Count rows of numbers in boxes, or sum up their weights: plain, the same on each rank. Collective."""
     x, weights = _beside(func, input, None if weight is None else weight[..., None].expand(input.shape))
     if x.spec.ndim - 1 in x.spec.sharded or any(map(is_sharded, [bins] if isinstance(bins, int) else bins)):
@@ -355,7 +343,7 @@ def histogramdd(
         counts = counts / counts.sum()
         for dim, own in enumerate(edges):
             counts = counts / own.diff().view(-1, *[1] * (len(edges) - 1 - dim))
-    return torch.return_types.histogramdd((counts, edges))
+    return torch.return_types.histogramdd((counts, tuple(edges)))
 
 
 @handles(torch.isin)

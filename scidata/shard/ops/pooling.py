@@ -65,15 +65,9 @@ def placed(
 
 @handles(*_POOLS, *_POOLS_BY_FLAG, *_POOLS_WITH_INDICES)
 def max_pool(
-    func: TensorFunction,
-    x: ShardTensor,
-    kernel_size: Extents,
-    stride: Extents | None = None,
-    padding: Extents = 0,
-    dilation: Extents = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    func: TensorFunction, x: ShardTensor, kernel_size: Extents, stride: Extents | None = None, padding: Extents = 0,
+    dilation: Extents = 1, ceil_mode: bool = False, return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Maximum of each window; indices are those of the whole tensor.
 
     torch's kernel numbers the elements of the rows that this rank has fetched: it says place 3 of rows 5 to 9. These
@@ -131,15 +125,9 @@ def _at(local: Tensor, places: Sequence[Tensor], first: int) -> Tensor:
 
 @handles(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 def avg_pool(
-    func: TensorFunction,
-    x: ShardTensor,
-    kernel_size: Extents,
-    stride: Extents | None = None,
-    padding: Extents = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
+    func: TensorFunction, x: ShardTensor, kernel_size: Extents, stride: Extents | None = None, padding: Extents = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
     """Mean of each window: sums of the rows in it, over torch's count of them."""
     refuse_plain(func, x)
     count, spec = spatial(func), x.spec
@@ -321,14 +309,9 @@ def _last_missing(x: Tensor, dim: int, keepdim: bool, extra: Tensor | None = Non
 
 @handles(F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
 def max_unpool(
-    func: TorchFunction,
-    x: ShardTensor,
-    indices: Tensor,
-    kernel_size: Extents,
-    stride: Extents | None = None,
-    padding: Extents = 0,
-    output_size: Sequence[int] | None = None,
-) -> Tensor:
+    func: TorchFunction, x: ShardTensor, indices: Tensor, kernel_size: Extents, stride: Extents | None = None,
+    padding: Extents = 0, output_size: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
     """Put values where their indices say, zeros elsewhere. Collective: values travel along the sharded spatial dims.
 
     With 2 x 4 outputs of which rank 0 has columns 0 and 1, value 5 with index 6 belongs to row 1 and column 2: rank 1
@@ -371,14 +354,10 @@ def _placed(values: Tensor, ids: Tensor, whole: Sequence[int], start: Sequence[i
 
 @handles(*[getattr(F, f"fractional_max_pool{n}{suffix}") for n in ("2d", "3d") for suffix in ("", "_with_indices")])
 def fractional_max_pool(
-    func: TorchFunction,
-    x: ShardTensor,
-    kernel_size: Extents,
-    output_size: Extents | None = None,
-    output_ratio: float | Sequence[float] | None = None,
-    return_indices: bool = False,
+    func: TorchFunction, x: ShardTensor, kernel_size: Extents, output_size: Extents | None = None,
+    output_ratio: float | Sequence[float] | None = None, return_indices: bool = False,
     _random_samples: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Maximum of windows whose places are drawn for each channel, on whole channels meanwhile. Collective."""
     refuse_plain(func, x)
     count, spec = spatial(func), x.spec

@@ -61,14 +61,9 @@ def _whole(func: TorchFunction, x: ShardTensor, dtype: Dtype = None) -> Tensor:
     any_order=True,
 )
 def dropout(
-    func: TensorFunction,
-    x: ShardTensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    *,
+    func: TensorFunction, x: ShardTensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
     train: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Drop elements, or whole channels: the mask is that of one process with the same seed.
 
     Alpha dropout keeps mean and variance of the results of SELU.

@@ -24,13 +24,9 @@ Parameters = Sequence[Tensor | None]
 
 
 def _by_rows(
-    func: Callable[..., Results],
-    operands: Sequence[Tensor],
-    labels: Sequence[Sequence[Hashable]],
-    parameters: Parameters,
-    run: Callable[[Tensor, States, Parameters], Results],
-    out: Sequence[Hashable],
-) -> tuple[Tensor, ...]:
+    func: Callable[..., Results], operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]],
+    parameters: Parameters, run: Callable[[Tensor, States, Parameters], Results], out: Sequence[Hashable],
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Run a function of an input, states and parameters on each rank's rows; each result has the labels ``out``.
 
     ``out`` has the label ``"row"``, which may be sharded, and others that no operand is sharded along.
@@ -54,14 +50,9 @@ def _by_rows(
 
 @handles(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 def cell(
-    func: Callable[..., Results],
-    x: Tensor,
-    hx: States,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
+    func: Callable[..., Results], x: Tensor, hx: States, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
-) -> Results:
+) -> Results:  # fmt: skip
     """Do one step, row by row; features are gathered where they are sharded."""
     states = [hx] if isinstance(hx, Tensor) else hx
     operands = [whole_along(each, -1) for each in (x, *states)]

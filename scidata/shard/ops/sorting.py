@@ -69,12 +69,9 @@ def sort_line(line: ShardTensor, *, descending: bool = False) -> tuple[ShardTens
 
 
 def _along(
-    func: Callable[..., tuple[Tensor, Tensor]],
-    x: ShardTensor,
-    dim: int,
-    options: Mapping[str, int],
+    func: Callable[..., tuple[Tensor, Tensor]], x: ShardTensor, dim: int, options: Mapping[str, int],
     of_line: Callable[[ShardTensor], tuple[Tensor, ...]],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return values and places along a dim: by torch's function where it is whole, line by line, or moved off it."""
     values: Tensor
     places: Tensor
@@ -107,13 +104,9 @@ def _wrapped(x: ShardTensor, dim: int, part: Tensor) -> ShardTensor:
 
 @handles("topk")
 def topk(
-    func: Callable[..., tuple[Tensor, Tensor]],
-    x: ShardTensor,
-    k: int,
-    dim: int = -1,
-    largest: bool = True,
+    func: Callable[..., tuple[Tensor, Tensor]], x: ShardTensor, k: int, dim: int = -1, largest: bool = True,
     sorted: bool = True,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
     """Take the k largest, or smallest, along one dim; of a sharded one, they are split evenly."""
     spec, k, dim = x.spec, int(k), normal_dim(dim, x.spec.ndim)
     if not 0 <= k <= spec.global_shape[dim]:
@@ -202,14 +195,9 @@ composes(
 
 @handles(torch.searchsorted)
 def searchsorted(
-    func: TensorFunction,
-    sorted_sequence: Tensor,
-    input: Tensor | float | None = None,
-    *,
-    self: float | None = None,
-    sorter: Tensor | None = None,
-    **options: bool | str,
-) -> Tensor:
+    func: TensorFunction, sorted_sequence: Tensor, input: Tensor | float | None = None, *, self: float | None = None,
+    sorter: Tensor | None = None, **options: bool | str,
+) -> Tensor:  # fmt: skip
     """Say before which element of a sorted row each value belongs. Collective where rows are cut: they are gathered."""
     rows, values = whole_along(sorted_sequence.detach(), -1), self if input is None else input
     if not isinstance(values, Tensor):  # one number, in a sequence of one dim

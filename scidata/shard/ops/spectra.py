@@ -141,14 +141,9 @@ def _outline(spec: ShardSpec, sample: Tensor) -> Tensor:
 class Spectrum(Later):
     """A field that was transformed along dims that are not sharded, and is to be along others.
 
-    Parameters
-    ----------
-    source
-        The field, transformed along all dims but these.
-    dims
-        Of the transform that is left.
-    transform
-        That takes a tensor whose ``dims`` are not sharded.
+    - ``source``: the field, transformed along all dims but these.
+    - ``dims``: of the transform that is left.
+    - ``transform``: that takes a tensor whose ``dims`` are not sharded.
     """
 
     def __init__(

@@ -66,11 +66,11 @@ def as_strided(
     if storage_offset is not None or outside or input.global_strides is not None:
         raise unsupported(func, "the memory of one process is not known, but of a row-major tensor itself", input.spec)
 
-    def take() -> Tensor:
-        return as_sharded(input.reshape(-1)[places], input.spec).local
+    def taken() -> ShardTensor:
+        return as_sharded(input.reshape(-1)[places], input.spec)
 
-    found = as_sharded(input.reshape(-1)[places], input.spec)
-    return ShardTensor(found.local, found.spec, copied=Copy(input, found.local, take))
+    found = taken()
+    return ShardTensor(found.local, found.spec, copied=Copy(input, found.local, lambda: taken().local))
 
 
 # -- columns -------------------------------------------------------------------------------------------------------
@@ -92,13 +92,9 @@ def _batched(func: TorchFunction, x: Tensor, ndim: int) -> ShardTensor:
 
 @handles(F.unfold)
 def to_columns(
-    func: TensorFunction,
-    given: Tensor,
-    kernel_size: Extents,
-    dilation: Extents = 1,
-    padding: Extents = 0,
+    func: TensorFunction, given: Tensor, kernel_size: Extents, dilation: Extents = 1, padding: Extents = 0,
     stride: Extents = 1,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Lay the blocks under a kernel side by side as columns."""
     x, kernel, dilation = _batched(func, given, 4), per_dim(kernel_size, 2), per_dim(dilation, 2)
     stride, left = per_dim(stride, 2), list(per_dim(padding, 2))
@@ -121,14 +117,9 @@ def to_columns(
 
 @handles(F.fold)
 def from_columns(
-    func: TensorFunction,
-    given: Tensor,
-    output_size: Extents,
-    kernel_size: Extents,
-    dilation: Extents = 1,
-    padding: Extents = 0,
-    stride: Extents = 1,
-) -> Tensor:
+    func: TensorFunction, given: Tensor, output_size: Extents, kernel_size: Extents, dilation: Extents = 1,
+    padding: Extents = 0, stride: Extents = 1,
+) -> Tensor:  # fmt: skip
     """Add columns up where their blocks lie: each rank its own pixels, from the blocks that reach them."""
     x, extents, kernel = _batched(func, given, 3), per_dim(output_size, 2), per_dim(kernel_size, 2)
     dilation, left, stride = per_dim(dilation, 2), list(per_dim(padding, 2)), per_dim(stride, 2)

@@ -183,8 +183,7 @@ def _of_dgl(path: str) -> Iterator[tuple[str, _Arrays]]:
         found: _Arrays = {f"graph/{name}": _Array(values[i]) for name, values in labels.items()}
         for kind in graph.ntypes:
             group = f"nodes/{kind}/" if several else "node/"
-            number = torch.tensor([graph.num_nodes(kind)])
-            found[f"{group}num_nodes" if several else "num_nodes"] = _Array(number)
+            found[f"{group}num_nodes" if several else "num_nodes"] = _Array(torch.tensor([graph.num_nodes(kind)]))
             found |= {f"{group}{name}": _Array(x, "node") for name, x in graph.nodes[kind].data.items()}
         for kind in graph.canonical_etypes:
             group = f"edges/{'__'.join(kind)}/" if several else "edge/"

@@ -159,8 +159,7 @@ def forecast_ghosts(reader: StoreReader, sample: int = 0) -> list[dict[str, int]
     if options.weights is not None or options.bounds != "even" or reader.num_hops > 1 or reader.ghost_cells:
         raise ConfigError(f"{where}: ghosts were counted for equal parts and one hop; plan others by their edges")
     if expected_ghosts(info.ghosts, own) is None:
-        known = [*map(int, info.ghosts)]
-        said = f"of {min(known)} to {max(known)} parts alone" if known else "of none: it has no edges, or few rows"
+        said = f"of {min(map(int, info.ghosts))} to {max(map(int, info.ghosts))} parts" if info.ghosts else "of none"
         raise ConfigError(f"{where}: ghosts were counted {said}; plan {own} ranks by their edges, or write it anew")
     found = []
     for parts in sorted({own, *(int(each) for each in info.ghosts if not int(each) & (int(each) - 1))}):

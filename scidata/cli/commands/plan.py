@@ -317,11 +317,9 @@ def _print_counted(reader: GridReader | StoreReader | PointsReader, output: Plan
     table = make_table(
         ["ranks", f"{rows_named(info.entity)}\nof a rank", "ghosts", "ghosts\n/rows", "most of\na rank", ""]
     )
-    for ranks, total, most, counted in (each.values() for each in rows):
-        ratio_text = f"{total / num_rows:.3f}" if num_rows else "-"
-        table.add_row(
-            str(ranks), str(-(-num_rows // ranks)), str(total), ratio_text, str(most), "" if counted else "about"
-        )
+    for ranks, total, most, counted in (each.values() for each in rows):  # counted are those of many rows alone
+        of_rows = -(-num_rows // ranks), total, f"{total / num_rows:.3f}", most, "" if counted else "about"
+        table.add_row(str(ranks), *map(str, of_rows))
     console().print(table)
 
 

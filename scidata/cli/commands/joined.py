@@ -38,8 +38,8 @@ def read_join(path: str, **more: object) -> tuple[JoinedDataset, dict[str, dict[
         raise ConfigError(f"{path}: expected on = 'time', and a table [parts.NAME] with the path of each data set")
     opened, given = {}, {}
     for name, part in parts.items():
-        if not isinstance(part, Mapping) or "path" not in part:
-            raise ConfigError(f"{path}: part {name!r} has no path; give it one: [parts.{name}], path = 'era5.zarr'")
+        if not isinstance(part, Mapping) or not isinstance(part.get("path"), str):
+            raise ConfigError(f"{path}: part {name!r} has no path; give it one: [parts.{name}], path = 'era5_*.nc'")
         own = {key: _parsed(key, value) for key, value in part.items()}
         try:
             whole: dict[str, Any] = more | {key: x for key, x in own.items() if key not in _CUT}
@@ -75,11 +75,9 @@ def run_plan_of_join(path: str, axis_sizes: Mapping[str, int], output: PlanOutpu
         plans = {n: as_plain(plan, parts[n]["path"], output.dp, tips) for n, (plan, tips) in found.items()}
         print_json({**about, "parts": plans})
         return
-    _print_join(joined)
-    console().print(f"sample {output.sample}: {about['key']}")
+    _print([*joined.explain().split("\n"), f"sample {output.sample}: {about['key']}"])
     for name, (plan, tips) in found.items():
-        console().print()
-        console().print(f"part {name}", style="bold")
+        _print(["", f"part {name}"])
         print_plan(plan, public_text(parts[name]["path"]), tips=tips or (), every_rank=output.every_rank)
 
 
@@ -91,11 +89,10 @@ def run_inspect_join(path: str, *, as_json: bool) -> None:
             parts = {name: {"samples": len(part), "fields": list(part.fields)} for name, part in joined.parts.items()}
             print_json({"path": path, "join": joined.explain(), "num_samples": len(joined), "parts": parts})
             return
-        _print_join(joined)
-        for name, part in joined.parts.items():
-            console().print(f"{name}: {part.datasets[0]!r}", soft_wrap=True)
+        parts_said = [f"{name}: {part.datasets[0]!r}" for name, part in joined.parts.items()]
+        _print([*joined.explain().split("\n"), *parts_said])
 
 
-def _print_join(joined: JoinedDataset) -> None:
-    for line in joined.explain().split("\n"):
+def _print(lines: list[str]) -> None:
+    for line in lines:
         console().print(line, soft_wrap=True)

@@ -79,21 +79,20 @@ class Table:
 
     @cached_property
     def _texts(self) -> dict[str, AnyArray]:
-        return {name: self._text(name) for name in self.where if name not in self.source.arrays}
-
-    def _text(self, name: str) -> AnyArray:
-        found = read_text(self.source, name)
-        if found is None or found[1].shape != (self.num_rows,):
-            array_of(self.source, name)  # which says why it is not read
-            raise ConfigError(f"{self.source.path}: where: {name!r} has no text of each of the {self.num_rows} rows")
-        return found[1]
+        found = {}
+        for name in self.where.keys() - self.source.arrays.keys():
+            _, found[name] = read_text(self.source, name) or ((), np.empty(0))
+            if found[name].shape != (self.num_rows,):
+                raise ConfigError(f"{self.source.path}: where: {name!r} has no text of each of {self.num_rows} rows")
+        return found
 
 
 def open_table(source: Source, time: str, where: Mapping[str, Any] | None, *, allow_missing: bool) -> Table:
     """Describe a table by its metadata; raises where a column is not there, tells no times, or is no row's value."""
     column = time_column(array_of(source, time))
     for name, wanted in (where or {}).items():
-        if name not in source.arrays and name in getattr(source, "skipped", {}) and _are_texts(wanted):
+        texts = not isinstance(wanted, slice) and all(isinstance(each, str) for each in np.ravel(wanted).tolist())
+        if texts and name not in source.arrays and name in getattr(source, "skipped", {}):
             continue
         layout = array_of(source, name)
         if layout.shape != column.layout.shape[:1] or layout.dtype.kind not in "biuf":
@@ -103,10 +102,6 @@ def open_table(source: Source, time: str, where: Mapping[str, Any] | None, *, al
             )
         _check_wanted(name, wanted)
     return Table(source=source, time=column, where=where or {}, allow_missing=allow_missing)
-
-
-def _are_texts(wanted: Any) -> bool:
-    return not isinstance(wanted, slice) and all(isinstance(each, str) for each in np.ravel(wanted).tolist())
 
 
 def _check_wanted(name: str, wanted: Any) -> None:

@@ -416,9 +416,9 @@ def open_dataset(
     if mesh is None and (halo or shard):
         given = f"halo={halo!r}" if halo else f"shard={shard}"
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
-    if isinstance(path, str) and is_store(path) and time is not None:
-        return open_points(path, mesh, options, dp=dp, **wrapping)
     if isinstance(path, str) and is_store(path):
+        if time is not None:
+            return open_points(path, mesh, options, dp=dp, **wrapping)
         options.refuse(*ONLY_POINTS, why="means nothing for a store, but for raw points")
         return open_store(path, mesh, options, dp=dp, **wrapping)
     options.refuse("cache_bytes", why="means nothing for grids and raw points, which have no edges or cells to keep")

@@ -64,30 +64,27 @@ class Batches(Iterator[BatchT]):
     def __next__(self) -> BatchT:
         """Return the next batch, or sample."""
         with self._turn:
-            return self._next()
-
-    def _next(self) -> BatchT:
-        called = time.perf_counter_ns()
-        try:
-            if self.stream is None:
-                batch, arrived = self._read_batch()
-            else:
-                with self.stream.current():
+            called = time.perf_counter_ns()
+            try:
+                if self.stream is None:
                     batch, arrived = self._read_batch()
-                self.stream.hand_over(tensor for tensor in _tensors_of(batch) if is_accelerator(tensor.device))
-        except BaseException as e:
-            finished = isinstance(e, StopIteration)
-            if finished and not self._over:  # after an error the epoch is over, but not finished
-                self.position.finish()
-            if self.session is not None and not self._over:
-                if not finished:
-                    self.session.failed(self.session.at, e)
-                self.session.end(finished=finished, failed=not finished)
-            self.close()
-            raise
-        self.position.received(self.prefetcher.taken)
-        self.waiting.step(self.prefetcher.stats, called, arrived, time.perf_counter_ns())
-        return batch
+                else:
+                    with self.stream.current():
+                        batch, arrived = self._read_batch()
+                    self.stream.hand_over(tensor for tensor in _tensors_of(batch) if is_accelerator(tensor.device))
+            except BaseException as e:
+                finished = isinstance(e, StopIteration)
+                if finished and not self._over:  # after an error the epoch is over, but not finished
+                    self.position.finish()
+                if self.session is not None and not self._over:
+                    if not finished:
+                        self.session.failed(self.session.at, e)
+                    self.session.end(finished=finished, failed=not finished)
+                self.close()
+                raise
+            self.position.received(self.prefetcher.taken)
+            self.waiting.step(self.prefetcher.stats, called, arrived, time.perf_counter_ns())
+            return batch
 
     def _read_batch(self) -> tuple[BatchT, int]:
         """Return the next batch, and when its parts had arrived."""

@@ -262,8 +262,8 @@ def test_pointers_of_git_lfs_are_named(tmp_path, suffix):
 def test_files_and_arguments_that_do_not_fit_get_one_hint(tmp_path, capsys):
     pytest.importorskip("meshio", reason="reads the files")
     text = "# vtk DataFile Version 1.0\nt\nASCII\nDATASET POLYDATA\nPOINTS 3 float\n0 0 0 1 0 0 0 1 0\n"
-    (tmp_path / "a.vtk").write_text(text + "POLYGONS 1 4\n3 0 1 2\n")
-    with pytest.raises(UnsupportedFormatError, match=r"\(not POLYDATA\)\.; save it as \.vtp"):
+    (tmp_path / "a.vtk").write_text(text + "LINES 1 4\n3 0 1 2\n")
+    with pytest.raises(UnsupportedFormatError, match="has 1 lines; read are polygons and triangle strips"):
         read_samples(str(tmp_path / "a.vtk")).header(0)
     assert not capsys.readouterr().out  # which is for data
     corners = "".join(f"vertex {x}\n" for x in ("0 0 0", "1 0 0", "0 1 0"))

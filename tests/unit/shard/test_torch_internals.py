@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import scidata
 from scidata.device_mesh import torch_internals as of_groups
-from scidata.errors import UnsupportedShardOp
+from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard import torch_internals as of_tensors
 from scidata.shard.compile import torch_internals as of_graphs
@@ -780,7 +780,7 @@ def test_tracing_captures_backward_without_autocast():
 
 def test_inductor_knows_modes():
     assert all(map(callable, of_graphs.inductor("reduce-overhead", {"max_autotune": False})))
-    with pytest.raises(RuntimeError, match="mode"):
+    with pytest.raises(ConfigError, match="mode"):
         of_graphs.inductor("fastest", None)
 
 

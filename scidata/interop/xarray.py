@@ -12,6 +12,7 @@ import torch
 from scidata.core.checks import optional_module
 from scidata.core.types import Array, ArrayLayout
 from scidata.errors import ConfigError
+from scidata.read.arrays import read_array
 from scidata.shard import ShardTensor
 from scidata.sources import open_source
 
@@ -112,12 +113,19 @@ def lazy_of(obj: Any) -> Lazy:
                 raise _refused(f"its variables have different rows of {dim!r}", "crop with isel=")
             isel[dim] = rows
     whole = {dim: rows for dim, rows in isel.items() if not (isinstance(rows, slice) and rows == slice(None))}
-    return Lazy(
-        path=source.path,
-        fields=[each.name for each in found],
-        isel=whole,
-        decodes=True if not decodes else min(decodes),
-    )
+    for dim, rows in isel.items():
+        layout, here = source.arrays.get(dim), obj.coords.get(dim)
+        if layout is not None and layout.dims == (dim,) and here is not None and here.dtype != object:
+            _check_labels(dim, here.values, read_array(source, layout, allow_missing=True)[rows], layout.attributes)
+    return Lazy(path=source.path, fields=[each.name for each in found], isel=whole, decodes=not decodes or min(decodes))
+
+
+def _check_labels(dim: str, here: Array, stored: Array, attributes: Mapping[str, object]) -> None:
+    xarray = optional_module("xarray", "an object of xarray is compared by it", "xarray")
+    labels, raw = (xarray.Variable((dim,), np.atleast_1d(x), attributes) for x in (here, stored))
+    decode = xarray.conventions.decode_cf_variable
+    if not (labels.equals(raw) or any(labels.equals(decode(dim, raw, decode_times=on)) for on in (False, True))):
+        raise _refused(f"{dim!r} has other labels there", "")
 
 
 def _same(one: object, other: object) -> bool:
@@ -155,8 +163,10 @@ class _Variable:
         if self.name != name:
             raise _refused(f"{name!r} is {self.name!r} there", "rename nothing, or give the path")
         self.path = f"{path}/{group}" if group else str(path)
-        packed = _PACKING & set(variable.attrs)
-        self.decodes = False if packed else True if _PACKING & set(variable.encoding) - {"_FillValue"} else None
+        packed, unpacked = _PACKING & set(variable.attrs), _PACKING & set(variable.encoding) - {"_FillValue"}
+        if packed and unpacked:
+            raise _refused(f"{name!r} was given {min(packed)}", "")
+        self.decodes = False if packed else True if unpacked else None
 
     @staticmethod
     def _under_dask(name: str, array: Any) -> Any:

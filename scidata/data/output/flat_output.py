@@ -80,8 +80,7 @@ class FlatOutput:
         with h5py.File(self._place.target, "w") as file:
             scales = {v.name for v in layout.variables if v.dims == (v.name,)}
             for each in layout.variables:
-                values = each.read()
-                values = values.astype(object) if values.dtype.kind == "U" else values
+                values = each.read() if each.dtype.kind != "U" else each.read().astype(object)
                 file.create_dataset(each.name, data=values).attrs.update(attributes_held(each.attributes))
             for dim, size in self._sizes().items():
                 if dim not in scales and dim not in file:  # a scale without values says the name

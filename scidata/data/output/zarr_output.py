@@ -112,10 +112,9 @@ class ZarrOutput:
 
     def _put(self, group: Any, variable: OutputVariable) -> None:
         values = variable.read()
-        said = {name: value for name, value in variable.attributes.items() if name != "_FillValue"}
         fill = fill_said(variable.attributes, values.dtype)
-        if fill is not None:
-            said["_FillValue"] = _fill_attribute(fill, self._format)
+        said = {name: value for name, value in variable.attributes.items() if name != "_FillValue"}
+        said |= {} if fill is None else {"_FillValue": _fill_attribute(fill, self._format)}
         array = group.create_array(
             variable.name,
             shape=values.shape,

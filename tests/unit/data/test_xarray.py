@@ -188,6 +188,8 @@ def test_what_was_changed_is_refused_with_the_reason(path, weather):
         (lazy.transpose("level", ...), "'u' was transposed"),
         (lazy.rename(latitude="lat"), "has dims time, level, latitude, longitude there, and time, level, lat,"),
         (lazy.drop_vars("u"), "no data variables"),
+        (lazy.assign_coords(longitude=lazy.longitude + 1), "'longitude' has other labels there"),
+        (lazy.isel(time=[0, 2]).assign_coords(time=lazy.time.values[:2]), "'time' has other labels there"),
         (
             lazy.isel(time=[0]).drop_vars("time").merge(opened(path)[["v"]].isel(time=[1]).drop_vars("time")),
             "of 'time'",

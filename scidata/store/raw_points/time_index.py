@@ -79,9 +79,9 @@ class Table:
 
     @cached_property
     def _texts(self) -> dict[str, AnyArray]:
-        found = {}
+        found = dict[str, AnyArray]()
         for name in self.where.keys() - self.source.arrays.keys():
-            _, found[name] = read_text(self.source, name) or ((), np.empty(0))
+            _, found[name] = read_text(self.source, name) or ((), np.empty(0, np.str_))
             if found[name].shape != (self.num_rows,):
                 raise ConfigError(f"{self.source.path}: where: {name!r} has no text of each of {self.num_rows} rows")
         return found

@@ -306,29 +306,39 @@ def arguments_that_are_changed(mesh):
     assert given[0].found is not None
 
 
+def keeping(graphs):
+    def keep(gm, inputs):
+        graphs.append(gm)
+        return make_boxed_func(gm.forward)
+
+    return keep
+
+
 def work_while_values_travel(mesh):
     """Gradients of weights are computed while those of halos travel."""
     graphs = []
-
-    def keep(gm, inputs):
-        graphs.append([node.target for node in gm.graph.nodes])
-        return make_boxed_func(gm.forward)
 
     def make():
         return nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.GELU(), nn.Conv1d(3, 2, 3, padding=1)).double()
 
     x = torch.randn(1, 2, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    models = pair(mesh, make, backend=keep)
+    models = pair(mesh, make, backend=keeping(graphs))
     assert trains(models, lambda model, x: model(x), [scidata.scatter_tensor(x, 0, mesh, [Shard(2)])]) == 1
-    start, finish = (graphs[1].index(getattr(torch.ops.scidata, name).default) for name in ("start", "finish"))
-    assert torch.ops.aten.convolution_backward.default in graphs[1][start:finish]
+    targets = [node.target for node in graphs[1].graph.nodes]
+    start, finish = (targets.index(getattr(torch.ops.scidata, name).default) for name in ("start", "finish"))
+    assert torch.ops.aten.convolution_backward.default in targets[start:finish]
 
 
 def sums_that_meet(mesh):
-    """A block of attention gathers keys and values, adds their gradients up, and has one bucket for all weights."""
+    """A block of attention gathers keys and values, which are kept once for backward, adds their gradients up, and has
+    one bucket for all weights.
+    """
+    graphs = []
     x = scidata.scatter_tensor(torch.ones(1, 11, 4, dtype=torch.float64), 0, mesh, [Shard(1)])
-    models = pair(mesh, lambda: ViTBlock(4, 2).double())
+    models = pair(mesh, lambda: ViTBlock(4, 2).double(), backend=keeping(graphs))
     assert trains(models, lambda model, x: model(x), [x]) == 1
+    (gathered,) = [node for node in graphs[0].graph.nodes if node.name.startswith("gather")]
+    assert gathered in graphs[0].graph.output_node().args[0]
     assert [collectives_of(lambda: model(x).sum().backward())[0] for model in models] == [3, 3]  # noqa: B023
 
 

@@ -71,7 +71,7 @@ class Calls:
     def result(self, name: str, x: Tensor, found: Tensor) -> Tensor:
         """Return what a call gives: a tensor without values, or where it is of constants what it gave before."""
         number, self.num = self.num, self.num + 1
-        self.results.append(found.clone())
+        self.results.append(found.clone(memory_format=torch.preserve_format))
         if x.is_floating_point() or x.is_complex():
             return found
         place, self._num_of_integers = self._num_of_integers, self._num_of_integers + 1

@@ -119,7 +119,6 @@ def _alike(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@operator("Tensor x, int[] shape, int num_ranks, str group", lambda x, shape, *_: x.new_empty(shape))
 def _gather(x: Tensor, shape: Sequence[int], num_ranks: int, group: Group) -> Tensor:
     """Return the tensors of all ranks, of one shape, one after the other in one of another shape. Collective."""
     found = x.new_empty(shape)
@@ -314,29 +313,36 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
 
     Parts are padded to the longest, because gloo gathers equal sizes only.
     """
+    dim %= x.ndim
+    shape = with_dim(x.shape, dim, facts_of(sizes).total)
+    return x.new_zeros(shape) if 0 in shape else _gather_parts(x, sizes, dim, group)
+
+
+# one operator, so that a graph keeps the result for backward once
+@operator(
+    "Tensor x, int[] sizes, int dim, str group", lambda x, s, dim, *_: x.new_empty(with_dim(x.shape, dim, sum(s)))
+)
+def _gather_parts(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
     facts = facts_of(sizes)
     longest = facts.longest
-    rows = x.detach().movedim(dim, 0)
+    padded = rows = x.detach().movedim(dim, 0)
     rest = rows.shape[1:]
-    if longest * rest.numel() == 0:
-        return x.new_zeros(with_dim(x.shape, dim, facts.total))
-    padded = rows
     if len(rows) < longest:
         padded = rows.new_zeros((longest, *rest))
         padded[: len(rows)] = rows
     gathered = _gather(padded, (len(sizes) * longest, *rest), len(sizes), group)
     if facts.are_even:  # no view: torch forbids writes to a custom function's views
-        return gathered.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim % x.ndim else gathered
+        return gathered.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim else gathered
     if len(facts.runs) > _FEW:  # in one step, which costs rows of one value more than few parts do
         key = "rows of padded parts", x.device
         held = facts.plans.get_or_make(key, lambda: _rows_of_padded(sizes, longest).to(x.device))
         return gathered.movedim(0, dim).index_select(dim, held)
     blocks = gathered.view(len(sizes), longest, *rest)
     parts = [blocks[first : first + num, :size].flatten(0, 1) for first, num, size in facts.runs if size]
-    return torch.cat([part.movedim(0, dim) for part in parts], dim)
+    return torch.cat([part.movedim(0, dim) for part in parts], dim).contiguous()
 
 
-def _rows_of_padded(sizes: tuple[int, ...], longest: int) -> Tensor:
+def _rows_of_padded(sizes: Sequence[int], longest: int) -> Tensor:
     return (torch.arange(longest) < torch.tensor(sizes)[:, None]).view(-1).nonzero()[:, 0]
 
 

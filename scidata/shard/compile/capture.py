@@ -24,7 +24,7 @@ from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, is_operator
 from scidata.shard.comm.sums import defer, deferral, num_deferred
 from scidata.shard.compile.backward import Again
-from scidata.shard.compile.overlap import overlap
+from scidata.shard.compile.overlap import overlap, share_results
 from scidata.shard.compile.reach import EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
@@ -207,10 +207,12 @@ def capture(
                 if len(again.unused) == sum(trains):  # the graph's results would not require grad, as eager ones do
                     raise NotCapturedError("none of its inputs gets a gradient")
 
-    def compiler(compile_graph: Compiler) -> Compiler:
+    def compiler(compile_graph: Compiler, *, is_forward: bool) -> Compiler:
         def compiled(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             if not made.operations:  # without backward
                 check(gm)
+            if is_forward:
+                share_results(gm)
             if not made.expected:
                 overlap(gm)
             if fuses:
@@ -235,7 +237,7 @@ def capture(
 
         return compiled
 
-    compilers = compiler(compilers[0]), compiler(compilers[1])
+    compilers = compiler(compilers[0], is_forward=True), compiler(compilers[1], is_forward=False)
     compiled = captured_function(on_tensors, *compilers, joined, check, fuses=fuses)
 
     def run(leaves: Sequence[Leaf]) -> Any:

@@ -96,6 +96,36 @@ class _Order:
                 self.put_free(before)
 
 
+def share_results(gm: GraphModule) -> None:
+    """Return what collectives give, to be kept, in place of copies: a graph writes to none of it.
+
+    But for those that share memory with results before the copies, to which their owner may write.
+    """
+    output = gm.graph.output_node()
+    given: list[Any] = [*output.args[0]]  # type: ignore[misc]
+    copies = [i for i, x in enumerate(given) if isinstance(x, Node) and _is_kept(x)]
+    ahead = [x for x in given[: min(copies, default=0)] if isinstance(x, Node)]
+    seen = {*ahead}
+    for each in ahead:
+        if not computes(each.target) or each.target is _aten._unsafe_view.default:
+            ahead += {*each.all_input_nodes} - seen
+            seen.update(each.all_input_nodes)
+    copies = [i for i in copies if given[i].args[0] not in seen]
+    kept, output.args = [given[i] for i in copies], ()
+    for i, copy in zip(copies, kept, strict=True):
+        given[i] = copy.args[0]
+        gm.graph.erase_node(copy)
+    output.args = (tuple(given),)
+    gm.recompile()
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether a node is a copy that :class:`scidata.shard.comm.operators.Calls` has made."""
+    if node.target is not _aten.clone.default or node.kwargs.get("memory_format") is not torch.preserve_format:
+        return False
+    return is_operator(node.all_input_nodes[0].target) and len(node.users) == 1
+
+
 def overlap(gm: GraphModule) -> None:
     """Let other work run while values of exchanges are on their way."""
     graph = gm.graph

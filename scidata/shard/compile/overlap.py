@@ -107,7 +107,7 @@ def share_results(gm: GraphModule) -> None:
     ahead = [x for x in given[: min(copies, default=0)] if isinstance(x, Node)]
     seen = {*ahead}
     for each in ahead:
-        if not computes(each.target) or each.target is _aten._unsafe_view.default:
+        if not computes(each.target):
             ahead += {*each.all_input_nodes} - seen
             seen.update(each.all_input_nodes)
     copies = [i for i in copies if given[i].args[0] not in seen]

@@ -334,7 +334,8 @@ def draws(target: object) -> bool:
 
 def computes(target: object) -> bool:
     """Whether the target of a node is an operator, and no view."""
-    return isinstance(target, torch._ops.OpOverload) and not target.is_view
+    is_view = target is torch.ops.aten._unsafe_view.default or getattr(target, "is_view", False)
+    return isinstance(target, torch._ops.OpOverload) and not is_view
 
 
 def writes(target: object) -> bool:

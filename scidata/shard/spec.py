@@ -276,6 +276,11 @@ class ShardSpec:
         """Set the parts that the edges of each rank are joined of."""
         return replace(self, edge_parts=None if parts is None else tuple(map(tuple, parts)))
 
+    def with_true_parts(self, counts: Sequence[Sequence[int]]) -> ShardSpec:
+        """Set the parts that are left of joined edges, of which so many are kept; one part is no news."""
+        left = [part for part in counts if any(part)] or counts[:1]
+        return self if len(counts) == 1 or self.exchange is None else self.with_edge_parts(left)
+
     @cached_property
     def in_order(self) -> bool:
         """Whether the rows of all ranks, one after the other, are in the order of one process; edges may not be."""

@@ -393,10 +393,9 @@ class ShardTensor(ShardBase):
     @grad.setter
     def grad(self, value: ShardTensor | None) -> None:
         if value is not None and (not isinstance(value, ShardTensor) or value.spec != self.spec):
-            raise ShardLayoutError(
-                f"grad must be None or a ShardTensor of the same layout ({self.spec}); a wrapper of kernels that "
-                "assigns it, as warp's does, wants to_local()"
-            )
+            if isinstance(value, Tensor) and not isinstance(value, ShardTensor):  # by warp.from_torch
+                raise unsupported(Tensor.data_ptr, "a kernel would write gradients of this part alone", self.spec)
+            raise ShardLayoutError(f"grad must be None or a ShardTensor of the same layout ({self.spec})")
         self.local.grad = None if value is None else value.local
 
     @property

@@ -145,6 +145,13 @@ def check_order(rank, num_ranks):
     loops, looped = u.add_self_loops(index)[0], u.add_self_loops(whole)[0]
     numbers = torch.arange(looped.shape[1])
     mixed, plain = loops[0] * 3 + loops[1] * numbers, looped[0] * 3 + looped[1] * numbers
+
+    def to_loops(edges, _):  # as ClusterGCN does
+        ends, _ = u.add_self_loops(u.remove_self_loops(edges)[0])
+        weight = ends[0] * 3 + ends[1]
+        weight[ends[0] == ends[1]] += torch.arange(NUM_NODES)
+        return weight.cumsum(0)
+
     for function in (
         lambda e, m: u.to_undirected(e),
         lambda e, m: u.coalesce(e.flip(1)),
@@ -168,6 +175,14 @@ def check_order(rank, num_ranks):
         lambda e, m: torch.broadcast_tensors(m[:, None], torch.stack([m.flip(0), m], 1))[0] * numbers[:, None],
         lambda e, m: torch.linalg.cross(*[torch.stack([m, m * i, -m], 1) for i in (2, 5)]) * numbers[:, None],
         lambda e, m: m.new_zeros(m.shape).scatter_add(0, e.new_zeros(m.shape[0]) + m % 4, m.flip(0)),
+        lambda e, m: m[:13] * numbers[:13] + m[1:14],
+        lambda e, m: torch.stack([m, -m], 1)[4:, 1:] * numbers[4:, None],
+        lambda e, m: m[3:][:-2][len(m) - 9 :] * 2 + m[:0].sum(),
+        lambda e, m: (m + 0)[2:5].mul_(numbers[2:5]),
+        lambda e, m: m[numbers % 3 > 0] * numbers[numbers % 3 > 0],
+        lambda e, m: (m[m % 2 > 0] * 2).cumsum(0) - m[m % 2 > 0].flip(0),
+        lambda e, m: torch.stack([m, -m], 1)[m > 2][3:].cumsum(0),
+        to_loops,
         lambda e, m: m + 0,
         lambda e, m: (
             m.redistribute(sizes={"domain": (1, len(m) - 1)}) * numbers if isinstance(m, ShardTensor) else m * numbers
@@ -176,7 +191,11 @@ def check_order(rank, num_ranks):
     ):
         expected, found = function(whole, plain), function(index, mixed)
         assert torch.equal(found.full_tensor() if isinstance(found, ShardTensor) else found, expected)
-    for refused in (lambda m: m[1:], lambda m: m[0], lambda m: m.index_put_((numbers[:1],), numbers[0])):
+    counts = torch.zeros(NUM_NODES, dtype=torch.int64)
+    counts.scatter_add_(0, loops[1], mixed)  # from now on it stands for a ShardTensor
+    assert not counts.requires_grad
+    assert counts.is_leaf
+    for refused in (lambda m: m[::2], lambda m: m[0], lambda m: m.index_put_((numbers[:1],), numbers[0])):
         with pytest.raises(UnsupportedShardOp, match="their order"):
             refused(mixed)
 

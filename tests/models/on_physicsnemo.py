@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -31,7 +32,9 @@ def cases() -> dict[str, Case]:
         "UNet": made("unet", "UNet", **unet, normalization_args={"num_groups": 2}),
         "UNet batch norm": made("unet", "UNet", **unet, normalization="batchnorm", gradient_checkpointing=False),
     }
-    return found | {name: image(make, 1, 3, 8, 16, 16) for name, make in films.items()} | pictures() | points()
+    return (
+        found | {name: image(make, 1, 3, 8, 16, 16) for name, make in films.items()} | pictures() | points() | meshes()
+    )
 
 
 def pictures() -> dict[str, Case]:
@@ -130,6 +133,82 @@ def points() -> dict[str, Case]:
         "GeoTransolver": named(made("geotransolver", "GeoTransolver", geometry_dim=3, global_dim=2, **small), geo),
         "FullyConnected": image(made("mlp", "FullyConnected", **mlp, skip_connections=True, adaptive_activations=True, weight_norm=True), 40, 4, cut={"x": (0, 1)}),
     }  # fmt: skip
+
+
+def meshes() -> dict[str, Case]:
+    """Models of graphs, and of cars' surfaces and the air around them."""
+    net = {"input_dim_nodes": 4, "input_dim_edges": 4, "output_dim": 2, "processor_size": 2, "hidden_dim_processor": 8, "hidden_dim_node_encoder": 8, "hidden_dim_edge_encoder": 8, "hidden_dim_node_decoder": 8}  # fmt: skip
+
+    def on_graph(module: str, name: str, call: Any = None, **how: Any) -> Case:
+        def inputs() -> dict[str, Any]:
+            draw = torch.Generator().manual_seed(5)
+            src, dst = torch.randint(0, 24, (2, 90), generator=draw)
+            order = torch.argsort(dst, stable=True)
+            given = {"x": torch.randn(24, 4), "pos": torch.randn(24, 3), "edge_attr": torch.randn(90, 4)}
+            return given | {"edge_index": torch.stack([src[order], dst[order]])}
+
+        def plain(model: nn.Module, x: Any, graph: Any) -> Any:
+            return model(x, graph.edge_attr, graph)
+
+        def calls(model: nn.Module, x: Any, pos: Any, edge_attr: Any, edge_index: Any) -> Any:
+            from torch_geometric.data import Data
+
+            return (call or plain)(model, x, Data(edge_index=edge_index, edge_attr=edge_attr, pos=pos, num_nodes=24))
+
+        cut = {"x": "nodes", "pos": "nodes", "edge_attr": "edges", "edge_index": "index"}
+        return Case(build=made(f"meshgraphnet.{module}", name, **net | how), inputs=inputs, cut=cut, call=calls)
+
+    def hybrid(model: nn.Module, x: Any, graph: Any) -> Any:
+        graph.edge_index = torch.cat([graph.edge_index, graph.edge_index], 1)  # of the mesh, and of the world
+        return model(x, graph.edge_attr, graph.edge_attr * 0.5, graph)
+
+    def strides(model: nn.Module, x: Any, graph: Any) -> Any:
+        levels = [torch.arange(0, 24, 2), torch.arange(0, 12, 2)]
+        rings = [torch.stack([torch.arange(num), torch.arange(1, num + 1) % num]) for num in (24, 12, 6)]
+        return model(x, graph.edge_attr, graph, rings, levels)
+
+    def figure(num: int) -> Case:
+        return named(made("figconvnet.figconvunet", "FIGConvUNet", in_channels=3, out_channels=2, kernel_size=3, hidden_channels=[3, 4, 4], num_levels=2, mlp_channels=[8, 8]), {"vertices": (1, num, 3)}, dtype=torch.float32, tolerance=1e-4)  # fmt: skip
+
+    swin = {"img_size": (6, 32, 64), "patch_size": (6, 1, 1), "in_chans": 5, "out_chans": 5, "embed_dim": 32, "num_groups": 4, "num_heads": 2, "window_size": 8}  # fmt: skip
+    return {
+        "MeshGraphNet": on_graph("meshgraphnet", "MeshGraphNet"),
+        "MeshGraphNet mean, split sums": on_graph("meshgraphnet", "MeshGraphNet", aggregation="mean", do_concat_trick=True, num_processor_checkpoint_segments=2),
+        "MeshGraphKAN": on_graph("meshgraphkan", "MeshGraphKAN"),
+        "HybridMeshGraphNet": on_graph("hybrid_meshgraphnet", "HybridMeshGraphNet", hybrid),
+        "BiStrideMeshGraphNet": on_graph("bsms_mgn", "BiStrideMeshGraphNet", strides),
+        "SwinRNN": image(made("swinvrnn", "SwinRNN", **swin), 1, 5, 6, 32, 64, cut={"x": (3, 4)}),
+        "DoMINO": domino("two-loop"), "DoMINO one loop": domino("one-loop"),
+        "FIGConvUNet": figure(60),
+    }  # fmt: skip
+
+
+def domino(how: str) -> Case:
+    """Geometry as points, grids around it, and points where the answer is asked for."""
+
+    def build() -> nn.Module:
+        config = import_module("physicsnemo.models.domino.config")
+        options = copy.deepcopy(config.DEFAULT_MODEL_PARAMS)
+        for part in ("geometry_local", "nn_basis_functions", "aggregation_model", "parameter_model"):
+            options[part]["base_layer"] = 16
+        options["geometry_rep"]["geo_conv"]["base_neurons"] = options["position_encoder"]["base_neurons"] = 16
+        options |= {"interp_res": [8, 8, 8], "solution_calculation_mode": how, "num_neighbors_surface": 5}
+        model = import_module("physicsnemo.models.domino.model").DoMINO
+        return model(input_features=3, output_features_vol=4, output_features_surf=5, model_parameters=options)
+
+    points = {"pos_volume_closest": 3, "pos_volume_center_of_mass": 3, "pos_surface_center_of_mass": 3, "geometry_coordinates": 3, "sdf_nodes": 1, "surface_mesh_centers": 3, "surface_normals": 3, "volume_mesh_centers": 3}  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {name: (1, 30, width) for name, width in points.items()}
+    shapes |= {"surface_mesh_neighbors": (1, 30, 4, 3), "surface_neighbors_normals": (1, 30, 4, 3), "surface_areas": (1, 30), "surface_neighbors_areas": (1, 30, 4)}  # fmt: skip
+    cut = dict.fromkeys(shapes, (1,))
+    shapes |= {"grid": (1, 8, 8, 8, 3), "surf_grid": (1, 8, 8, 8, 3), "sdf_grid": (1, 8, 8, 8), "sdf_surf_grid": (1, 8, 8, 8)}  # fmt: skip
+    cut |= dict.fromkeys(("grid", "surf_grid", "sdf_grid", "sdf_surf_grid"), (1, 2))
+    shapes |= {"volume_min_max": (1, 2, 3), "surface_min_max": (1, 2, 3), "global_params_values": (1, 2, 1), "global_params_reference": (1, 2, 1)}  # fmt: skip
+
+    def inputs() -> dict[str, Any]:
+        return {name: torch.rand(shape, dtype=torch.float32) + ("area" in name) for name, shape in shapes.items()}
+
+    single: dict[str, Any] = {"dtype": torch.float32, "tolerance": 1e-4}
+    return Case(build=build, inputs=inputs, cut=cut, call=lambda model, **given: model(given), **single)
 
 
 def named(build: Callable[[], nn.Module], shapes: dict[str, tuple[int, ...]], **options: Any) -> Case:

@@ -18,6 +18,7 @@ _PACKAGES = {
     "weather": "miles-credit",
     "vits": "vit-pytorch",
     "flows": "normflows",
+    "solvers": "the_well",
 }
 
 

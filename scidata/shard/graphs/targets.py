@@ -83,4 +83,6 @@ class MovedTensor(Tensor):
         cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         new_args, new_kwargs = tree_map_only(MovedTensor, lambda x: x.__dict__["_result"], (args, kwargs or {}))
+        if getattr(func, "__name__", "") == "__get__":  # ShardTensor has attributes of its own
+            return getattr(new_args[0], getattr(func, "__self__").__name__)  # noqa: B009
         return func(*new_args, **new_kwargs)

@@ -23,7 +23,7 @@ from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of
 from scidata.shard.ops.moving import as_sharded, replicated, sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
-from scidata.shard.sizes import facts_of, ones
+from scidata.shard.sizes import facts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
@@ -159,13 +159,21 @@ def _take_sharded(func: TorchFunction, x: ShardTensor, dim: int, index: ShardTen
 
 def count_true(mask: ShardTensor) -> tuple[int, ...]:
     """Return how many are true on each rank of the one axis that shards; kept. Collective at the first use."""
-    held: tuple[int, tuple[int, ...]] | None = mask.__dict__.get("_true_counts")
+    return tuple(map(sum, zip(*true_parts(mask), strict=True)))
+
+
+def true_parts(mask: ShardTensor) -> tuple[tuple[int, ...], ...]:
+    """Return how many are true on each rank, of each part where the mask is of edges that were joined; kept."""
+    held: tuple[int, tuple[tuple[int, ...], ...]] | None = mask.__dict__.get("_true_counts")
     if held is None or held[0] != version_of(mask.local):
-        (axis,) = mask.spec.sharded.values()
-        mine = mask.local.sum().view(1)
-        sizes = mask.spec.sizes_of(axis)
-        counts = gather(mine, ones(len(sizes)), 0, mask.spec.group(axis)) if len(sizes) > 1 else mine
-        held = mask.__dict__["_true_counts"] = version_of(mask.local), tuple(counts.tolist())
+        ((dim, axis),) = mask.spec.sharded.items()
+        sizes, rank = mask.spec.sizes_of(axis), mask.spec.coordinate(axis)
+        order = mask.spec.order or (sizes,)
+        runs = mask.local.split([part[rank] for part in order], dim)
+        mine = torch.stack([run.sum() for run in runs])
+        counts = gather(mine, (len(runs),) * len(sizes), 0, mask.spec.group(axis)) if len(sizes) > 1 else mine
+        parts = tuple(map(tuple, counts.view(-1, len(runs)).t().tolist()))
+        held = mask.__dict__["_true_counts"] = version_of(mask.local), parts
     return held[1]
 
 
@@ -220,16 +228,18 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
     x = sharded_on(x, axis, dim, sizes)
     if isinstance(mask, ShardTensor):
         mask = sharded_on(mask, axis, 0, sizes)
-        counts, mine = count_true(mask), mask.local
+        parts, mine = true_parts(mask), mask.local
     else:
-        bounds, rank = facts_of(sizes).bounds, spec.coordinate(axis)
         before_row = F.pad(mask.unsqueeze(-1).flatten(1).sum(1).cumsum(0), (1, 0))  # true before each row
-        counts = tuple(before_row[torch.from_numpy(bounds).to(mask.device)].diff().tolist())
-        mine = mask.narrow(0, int(bounds[rank]), sizes[rank])
+        runs = torch.tensor(spec.order or (sizes,)).t()  # of each rank the parts that its edges were joined of
+        bounds = F.pad(runs.flatten().cumsum(0), (1, 0)).to(mask.device)
+        parts = tuple(map(tuple, before_row[bounds].diff().view(runs.shape).t().tolist()))
+        mine = mask.narrow(0, int(facts_of(sizes).bounds[spec.coordinate(axis)]), sizes[spec.coordinate(axis)])
+    counts = tuple(map(sum, zip(*parts, strict=True)))
     shape = _masked_shape(spec, covered, sum(counts))
     dims = [dim if a == axis else None if d is None else new_dim[d] for a, d in enumerate(x.spec.dims)]
     new = spec.derive(shape, dims, [counts if a == axis else s for a, s in enumerate(x.spec.sizes)])
-    return ShardTensor(x.local[(*before, *places_of(mine))], new)
+    return ShardTensor(x.local[(*before, *places_of(mine))], new.with_true_parts(parts))
 
 
 def places_of(mask: Tensor) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from scidata.shard.op_table import TensorFunction, find, getters, unsupported
 from scidata.shard.ops.align import finish, plain_of, specs_of
 from scidata.shard.ops.arguments import composes, handles, integers, normal_dim, several
-from scidata.shard.ops.moving import as_sharded, moved_off
+from scidata.shard.ops.moving import moved_off
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import definition_of, kernels, of_lists
 
@@ -70,11 +70,27 @@ def defined(func: Callable[..., Results], *args: object, **kwargs: object) -> Re
 @handles("segment_reduce")
 def segment_reduce(func: TensorFunction, data: Tensor, reduce: str, *, axis: int = 0, **how: object) -> Tensor:
     """Reduce rows of given lengths along a dim, which is whole on each rank meanwhile. Collective."""
-    whole = moved_off(
-        as_sharded(data, specs_of([data, *how.values()])[0]), range(normal_dim(axis, len(data.shape)) + 1)
-    )
-    found = func(whole.local, reduce, axis=axis, **{name: plain_of(value) for name, value in how.items()})
-    return finish(found, whole.spec.with_rows(normal_dim(axis, found.ndim), found.shape[axis]))
+    how = {name: plain_of(value) for name, value in how.items()}
+    (found,) = _segments(lambda x: func(x, reduce, axis=axis, **how), data, normal_dim(axis, len(data.shape)))
+    return found
+
+
+_SEGMENTS = [f"torch_scatter.segment_{kind}" for kind in ("sum", "mean", "min", "max")]
+
+
+@handles(*[f"{name}_{form}" for name in _SEGMENTS for form in ("csr", "coo")])
+def of_pointers(func: Callable[..., Results], data: Tensor, where: Tensor, out: object, *size: object) -> Results:
+    """Reduce rows between pointers, or of ids in order. Collective."""
+    if out is not None:
+        raise unsupported(func, "it writes to a tensor that is given", *specs_of([data, where]))
+    found = _segments(lambda x: func(x, plain_of(where), None, *size), data, where.ndim - 1)
+    return found if len(found) > 1 else found[0]
+
+
+def _segments(func: Callable[[Tensor], Results], data: Tensor, dim: int) -> tuple[Tensor, ...]:
+    whole = moved_off(data, range(dim + 1)) if isinstance(data, ShardTensor) else None
+    found = several((func(data if whole is None else whole.local),))
+    return tuple(x if whole is None else finish(x, whole.spec.with_rows(dim, x.shape[dim])) for x in found)
 
 
 # -- joining and dividing ------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from scidata.shard.graphs.ghosts import GhostExchange, with_ghosts
 from scidata.shard.graphs.routed import BetweenSets, RoutedIndex, check_nodes, node_spec
 from scidata.shard.graphs.targets import FilledTensor, MovedTensor
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.advanced import count_true, places_of, split_alike, take_advanced
+from scidata.shard.ops.advanced import count_true, places_of, split_alike, take_advanced, true_parts
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.rows.edge_order import as_joined, refuse_disorder
@@ -89,7 +89,7 @@ def _beside(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tupl
 def take_where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
     """Take the rows of ``x`` where a sharded mask that lies beside them is true: each rank keeps its own."""
     local, base = _beside(func, x, dim, mask)
-    spec = base.with_rows(dim, count_true(mask))
+    spec = base.with_rows(dim, count_true(mask)).with_true_parts(true_parts(mask))
     index: tuple[slice | Tensor, ...] = (*[slice(None)] * dim, *places_of(mask.local))
     return ShardTensor(local[index], spec)
 
@@ -206,7 +206,8 @@ def set_where(func: TorchFunction, target: Tensor, mask: ShardTensor, value: flo
     if not is_sharded(target) or target.copied is not None or (plain and mask.spec.exchange is not None):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask.spec)
     local, base = _beside(func, target, 0, mask)
-    if plain or (isinstance(value, ShardTensor) and value.spec != base.with_rows(0, count_true(mask))):
+    spec = base.with_rows(0, count_true(mask)).with_true_parts(true_parts(mask))
+    if plain or (isinstance(value, ShardTensor) and value.spec != spec):
         return False
     local[places_of(mask.local) if isinstance(value, Tensor) else mask.local] = _met(value, target.spec)
     written(target)

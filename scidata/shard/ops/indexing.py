@@ -26,7 +26,7 @@ from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.shapes import derived, keep_dims
 from scidata.shard.ops.spectra import Blank, Later, Spectrum
 from scidata.shard.ops.writing import fill_where, overwrite, without_ones, write_through
-from scidata.shard.rows.edge_order import refuse_disorder
+from scidata.shard.rows.edge_order import cut_edges, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy, refuse_repeated, written
@@ -117,6 +117,7 @@ def _plan(spec: ShardSpec, items: Sequence[Basic]) -> _Take:
     shape: list[int] = []
     dims, sizes = list(spec.dims), list(spec.sizes)
     rows: list[tuple[int, int, int]] = []
+    edge_parts: list[tuple[int, ...]] | None = None
     old = 0
     for item in items:
         if item is None:
@@ -129,12 +130,14 @@ def _plan(spec: ShardSpec, items: Sequence[Basic]) -> _Take:
             if step <= 0:
                 raise ValueError("step must be greater than zero")
             count = max(0, -((start - stop) // step))
-            if axis is not None and count != extent:
-                refuse_disorder(Tensor.__getitem__, spec)
             if axis is not None:
                 dims[axis] = len(shape)
                 mine = _WHOLE
-                if count != extent:
+                if count != extent and step == 1 and spec.edge_parts is not None and not spec.in_order:
+                    mine, edge_parts = cut_edges(spec.edge_parts, spec.coordinate(axis), start, start + count)
+                    sizes[axis] = tuple(map(sum, zip(*edge_parts, strict=True)))
+                elif count != extent:
+                    refuse_disorder(Tensor.__getitem__, spec)
                     mine, sizes[axis] = _cut(spec.sizes_of(axis), spec.coordinate(axis), start, count, step)
             local.append(item if axis is None else mine)
             shape.append(count)
@@ -147,7 +150,8 @@ def _plan(spec: ShardSpec, items: Sequence[Basic]) -> _Take:
             local.append(mine)
             dims[axis] = sizes[axis] = None
         old += 1
-    return _Take(tuple(local), spec.derive(shape, dims, sizes), rows)
+    new = spec.derive(shape, dims, sizes)
+    return _Take(tuple(local), new if edge_parts is None else new.with_true_parts(edge_parts), rows)
 
 
 class _Index(NamedTuple):

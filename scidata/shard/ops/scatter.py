@@ -269,3 +269,29 @@ def _fits(shape: Sequence[int], dim: int, index: Sequence[int], values: Tensor) 
     if len(values.shape) != len(shape) or (len(index) > 1 and tuple(index) != tuple(values.shape)):
         return False
     return all(values.shape[d] == n or d == dim % len(shape) for d, n in enumerate(shape))
+
+
+@handles("torch_scatter.scatter_max", "torch_scatter.scatter_min")
+def extreme(
+    func: TensorFunction, src: Tensor, index: Tensor, dim: int, out: object = None, num: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Take the greatest (least) number of each id, and which row it is: the first. Collective."""
+    if out is not None:
+        raise unsupported(func, "it writes to a tensor that is given", *specs_of([src, index]))
+    dim, is_max = normal_dim(dim, src.ndim), func.__name__ == "scatter_max"
+    column = [-1 if d == dim else 1 for d in range(src.ndim)]
+    index = (index.view(column) if index.ndim == 1 else index).expand_as(src)
+    rows, count = torch.arange(src.shape[dim], device=src.device).view(column).expand(src.shape), src.shape[dim]
+    num = (int(index.max()) + 1 if index.numel() else 0) if num is None else num
+    shape = (*src.shape[:dim], num, *src.shape[dim + 1 :])
+    with torch.no_grad():
+        # its kernel begins at the last finite number, so that what is beyond that, and NaN, counts as no row
+        limits = torch.finfo(src.dtype) if src.is_floating_point() else torch.iinfo(src.dtype)
+        last = limits.min if is_max else limits.max
+        valid = src > last if is_max else src < last
+        known, kind = torch.where(valid, src, last), "amax" if is_max else "amin"
+        best = src.new_zeros(shape).scatter_reduce(dim, index, known, kind, include_self=False)
+        first = torch.where(valid & (src == best.gather(dim, index)), rows, count)
+        first = first.new_full(shape, count).scatter_reduce(dim, index, first, "amin")
+        chosen = rows == first.gather(dim, index)
+    return src.new_zeros(shape).scatter_add(dim, index, torch.where(chosen, src, 0)), first

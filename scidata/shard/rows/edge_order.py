@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -71,6 +71,22 @@ def edge_runs(parts: Sequence[Sequence[int]], rank: int) -> list[tuple[int, int]
     """Return where one process has the edges of a rank: (first, number), one run for each of the parts."""
     starts = accumulate(map(sum, parts), initial=0)
     return [(start + sum(sizes[:rank]), sizes[rank]) for start, sizes in zip(starts, parts, strict=False)]
+
+
+def cut_edges(parts: Sequence[Sequence[int]], rank: int, start: int, stop: int) -> tuple[slice, list[tuple[int, ...]]]:
+    """Return the slice of a rank's edges that one process has from ``start`` to ``stop``, and how many of each part."""
+    kept: list[tuple[int, ...]] = []
+    begin, before, low = None, 0, 0
+    for sizes in parts:
+        ends = [*accumulate(sizes, initial=low)]
+        bounds = [(max(start, a), max(start, a, min(stop, b))) for a, b in pairwise(ends)]
+        counts = tuple(b - a for a, b in bounds)
+        if begin is None and counts[rank]:
+            begin = before + bounds[rank][0] - ends[rank]
+        kept.append(counts)
+        before, low = before + sizes[rank], ends[-1]
+    begin = begin or 0
+    return slice(begin, begin + sum(counts[rank] for counts in kept)), kept
 
 
 @lru_cache(maxsize=64)

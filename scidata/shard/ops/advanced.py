@@ -169,7 +169,7 @@ def true_parts(mask: ShardTensor) -> tuple[tuple[int, ...], ...]:
         ((dim, axis),) = mask.spec.sharded.items()
         sizes, rank = mask.spec.sizes_of(axis), mask.spec.coordinate(axis)
         order = mask.spec.order or (sizes,)
-        runs = mask.local.split([part[rank] for part in order], dim)
+        runs = torch.split(mask.local, [part[rank] for part in order], dim)
         mine = torch.stack([run.sum() for run in runs])
         counts = gather(mine, (len(runs),) * len(sizes), 0, mask.spec.group(axis)) if len(sizes) > 1 else mine
         parts = tuple(map(tuple, counts.view(-1, len(runs)).t().tolist()))

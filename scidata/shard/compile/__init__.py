@@ -416,8 +416,7 @@ def compile(
         check_choice("backend", backend, _BACKENDS)
     check_flag("fullgraph", fullgraph)
     check_mapping("options", options, '{"max_autotune": True}')
-    if dynamic is not None:
-        check_flag("dynamic", dynamic)
+    check_flag("dynamic", dynamic or False)
     if dynamic:
         raise ConfigError("dynamic=True: sizes are part of layouts, so each has a graph of its own; leave it out")
     chosen = Options(

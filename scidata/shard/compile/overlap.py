@@ -1,7 +1,6 @@
 """Exchanges of a graph are started when their rows are there, and waited for where these are used, other work between.
 
-Collectives stay in their order, and so do random numbers. Work waits for values that are under way until the next
-collective has been called, at most.
+Collectives and random numbers stay in their order. Work waits until the next collective has been called, at most.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from torch.fx import GraphModule, Node
 
 from scidata.shard.comm.operators import define, is_operator, operator
 from scidata.shard.comm.transport import ROUTE, Transfer, as_held, sent_by_route
-from scidata.shard.compile.torch_internals import computes, draws, writes
+from scidata.shard.compile.torch_internals import computes, draws
 from scidata.shard.torch_internals import storage_of
 
 _aten: Any = torch.ops.aten
 _scidata: Any = torch.ops.scidata
 _CHEAP = frozenset(getattr(_aten, name).default for name in ("clone", "full", "new_full", "new_zeros", "zeros"))
-
 _started: dict[int, Transfer] = {}  # by the storage of what is received
 
 
@@ -34,11 +32,7 @@ def _start(x: Tensor, *route: Any) -> Tensor:
     return started.received
 
 
-def _finish(received: Tensor, sent: Tensor) -> None:
-    _started.pop(storage_of(received)).wait()
-
-
-define("finish(Tensor(a!) received, Tensor sent) -> ()", _finish, lambda *_: None)
+define("finish(Tensor(a!) x, Tensor sent) -> ()", lambda x, _: _started.pop(storage_of(x)).wait(), lambda *_: None)
 
 
 class _Order:
@@ -57,20 +51,15 @@ class _Order:
                 last = [node]
 
     def put(self, node: Node) -> None:
-        for each in [each for each in self._under_way if each in self._needs[node]]:
-            self._wait(each)
-        self.found.append(node)
+        waited = [each for each in self._under_way if each in self._needs[node]]
+        self._under_way = [each for each in self._under_way if each not in waited]
+        self.found += [*waited, node]
         del self._left[node]
-        if computes(node.target) and node.target not in _CHEAP:
-            for each in self._under_way:
-                self.work[each] += 1
+        for each in self._under_way:
+            self.work[each] += computes(node.target) and node.target not in _CHEAP
         if node.target is _scidata.exchange.default:
             self._under_way.append(node)
             self.work[node] = 0
-
-    def _wait(self, exchange: Node) -> None:
-        self._under_way.remove(exchange)
-        self.found.append(exchange)
 
     def put_with_needs(self, node: Node) -> None:
         needed, ahead = {node}, [node]
@@ -82,7 +71,6 @@ class _Order:
             self.put(each)
 
     def put_free(self, nodes: Iterable[Node]) -> None:
-        """Put those that need nothing that is under way."""
         for node in nodes:
             if node in self._left and not any(x in self._left or x in self._under_way for x in self._needs[node]):
                 self.put(node)
@@ -92,46 +80,37 @@ class _Order:
         self.put_free(before)
         for each in [*self._under_way]:
             if each is not collective:
-                self._wait(each)
+                self._under_way.remove(each)
+                self.found.append(each)
                 self.put_free(before)
 
 
 def share_results(gm: GraphModule) -> None:
-    """Return what collectives give, to be kept, in place of copies: a graph writes to none of it.
-
-    But for those that share memory with results before the copies, to which their owner may write.
-    """
+    """Return what collectives give in place of copies, but where results before these share memory with it."""
     output = gm.graph.output_node()
     given: list[Any] = [*output.args[0]]  # type: ignore[misc]
-    copies = [i for i, x in enumerate(given) if isinstance(x, Node) and _is_kept(x)]
-    ahead = [x for x in given[: min(copies, default=0)] if isinstance(x, Node)]
+    kept = {i: x for i, x in enumerate(given) if isinstance(x, Node) and x.target is _aten.clone.default}
+    kept = {i: x for i, x in kept.items() if x.kwargs.get("memory_format") is torch.preserve_format}  # of ``Calls``
+    kept = {i: x for i, x in kept.items() if is_operator(x.all_input_nodes[0].target) and len(x.users) == 1}
+    ahead = [x for x in given[: min(kept, default=0)] if isinstance(x, Node)]
     seen = {*ahead}
     for each in ahead:
         if not computes(each.target):
             ahead += {*each.all_input_nodes} - seen
             seen.update(each.all_input_nodes)
-    copies = [i for i in copies if given[i].args[0] not in seen]
-    kept, output.args = [given[i] for i in copies], ()
-    for i, copy in zip(copies, kept, strict=True):
-        given[i] = copy.args[0]
-        gm.graph.erase_node(copy)
+    output.args = ()
+    for i, copy in kept.items():
+        if copy.args[0] not in seen:
+            given[i] = copy.args[0]
+            gm.graph.erase_node(copy)
     output.args = (tuple(given),)
     gm.recompile()
-
-
-def _is_kept(node: Node) -> bool:
-    """Whether a node is a copy that :class:`scidata.shard.comm.operators.Calls` has made."""
-    if node.target is not _aten.clone.default or node.kwargs.get("memory_format") is not torch.preserve_format:
-        return False
-    return is_operator(node.all_input_nodes[0].target) and len(node.users) == 1
 
 
 def overlap(gm: GraphModule) -> None:
     """Let other work run while values of exchanges are on their way."""
     graph = gm.graph
-    if any(writes(node.target) for node in graph.nodes) or not any(
-        node.target is _scidata.exchange.default for node in graph.nodes
-    ):
+    if not any(node.target is _scidata.exchange.default for node in graph.nodes):
         return
     _part_gradients(gm)
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
@@ -143,27 +122,21 @@ def overlap(gm: GraphModule) -> None:
     order.go_on(nodes, None)
     output, waits = graph.output_node(), dict[Node, Node]()
     for node in order.found:
-        if node.target is _scidata.start.default:
-            output.prepend(waits.pop(node))
-            continue
-        output.prepend(node)
-        if order.work.get(node):
+        output.prepend(waits.pop(node, node))
+        if node.target is _scidata.exchange.default and order.work[node]:
             node.target = _scidata.start.default
             waits[node] = graph.call_function(_scidata.finish.default, (node, node.args[0]))
-    graph.lint()
     gm.recompile()
 
 
 def _is_sent(gradients: Node) -> bool:
     """Whether rows of the gradient of a convolution's input are sent next."""
     ahead = [each for each in gradients.users if each.target is getitem and each.args[1] == 0]
-    seen = {*ahead}
     for each in ahead:
         if each.target is _scidata.exchange.default:
             return True
         if not is_operator(each.target) and each.target is not _aten.convolution_backward.default:
-            ahead += each.users.keys() - seen
-            seen.update(each.users)
+            ahead += [x for x in each.users if x not in ahead]
     return False
 
 

@@ -338,11 +338,6 @@ def computes(target: object) -> bool:
     return isinstance(target, torch._ops.OpOverload) and not is_view
 
 
-def writes(target: object) -> bool:
-    """Whether the target of a node is an operator that writes to an operand."""
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-
-
 def make_boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as graphs call it: with one list of tensors, which it may empty."""
     from functorch import compile as compilers

@@ -287,7 +287,7 @@ class Writer:
                 self._owner.check()
             except (OutputError, OSError) as e:
                 return e if isinstance(e, OutputError) else error
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = self.path  # of a full disk, say
         return error
 

@@ -83,7 +83,7 @@ def full() -> None:
 def test_a_disk_that_is_full_at_the_end_is_named_on_all_ranks(folder: Path) -> None:
     for rank, said in enumerate(run_ranks(run_out_of_disk, 3, str(folder))):
         for last, text in enumerate(said):
-            expected = "OSError: [Errno 28] No space left on device"
+            expected = f"OSError: [Errno 28] No space left on device: '{folder}/full{last}.zarr'"
             others = f"RankFailedError: rank {last} failed while writing: {expected}"
             assert text == (expected if rank == last else others)
         assert len(said) == 3

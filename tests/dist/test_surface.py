@@ -62,6 +62,7 @@ def stepped(optimizer, **how):
 
 
 RIGHT = {
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
     "len": len,
     "iteration": lambda x: [row * 1 for row in x],
     "unpacking": lambda x: sum([*x]),
@@ -141,7 +142,7 @@ REFUSED = {
     "set data": lambda x: setattr(x, "data", torch.ones(6, 4)),
     "set_": lambda x: x.set_(torch.ones(3).double()),
     "resize_": lambda x: x.resize_(2),
-    "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
+    "as_strided at an offset": lambda x: x.as_strided((2, 2), (1, 1), 1),
     "as_subclass": lambda x: x.as_subclass(torch.Tensor),
     "torch.Tensor": torch.Tensor,
     "torch.tensor": torch.tensor,

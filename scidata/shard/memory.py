@@ -35,10 +35,10 @@ _CONVOLUTIONS = find("conv1d conv2d conv3d conv_transpose1d conv_transpose2d con
 #: Functions whose result may not be row-major though all their tensors are.
 REARRANGES: frozenset[object] = frozenset(
     [
-        *find("t transpose swapaxes swapdims permute movedim moveaxis adjoint", namespaces=_BOTH),
+        *find("t transpose swapaxes swapdims permute movedim moveaxis adjoint as_strided", namespaces=_BOTH),
         *find("broadcast_to narrow select chunk split tensor_split split_with_sizes unbind", namespaces=_BOTH),
         *find("unsafe_chunk unsafe_split hsplit vsplit dsplit diagonal rot90 quantile nanquantile", namespaces=_BOTH),
-        *find("expand expand_as unfold as_strided", namespaces=(Tensor,)),
+        *find("expand expand_as unfold", namespaces=(Tensor,)),
         *find("broadcast_tensors meshgrid einsum real imag", namespaces=(torch,)),
         *find(
             "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn", namespaces=(torch.fft,)

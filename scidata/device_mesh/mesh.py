@@ -35,10 +35,16 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @checked_keywords
 def init_mesh(
-    *, domain: int | Sequence[int] = 1, dp: int = -1, names: Sequence[str] | None = None,
-    extra: Mapping[str, int] | None = None, order: Sequence[str] | None = None, device: str | None = None,
-    timeout: float | datetime.timedelta | None = None, backend: str | None = None,
-) -> DeviceMesh:  # fmt: skip
+    *,
+    domain: int | Sequence[int] = 1,
+    dp: int = -1,
+    names: Sequence[str] | None = None,
+    extra: Mapping[str, int] | None = None,
+    order: Sequence[str] | None = None,
+    device: str | None = None,
+    timeout: float | datetime.timedelta | None = None,
+    backend: str | None = None,
+) -> DeviceMesh:
     """Start the process group, if there is none yet, and return a mesh of all ranks. Collective.
 
     Ranks come from torchrun, SLURM, Open MPI, MPICH or PALS; without a launcher this is a mesh of one rank, so one

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 
 import scidata
 from scidata.shard import ShardSpec, ShardTensor
-from scidata.shard.compile import regions_of
+from scidata.shard.compile import overlap, regions_of
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
 from tests.bench.compile_step import collectives_of
@@ -329,6 +329,40 @@ def work_while_values_travel(mesh):
     assert torch.ops.aten.convolution_backward.default in targets[start:finish]
 
 
+class OfKinds(nn.Module):
+    """A convolution, and a row of a table for each cell: ids are checked while the halo travels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.table = nn.Conv1d(3, 3, 3, padding=1).double(), nn.Embedding(4, 3).double()
+
+    def forward(self, x, ids):
+        return self.conv(x.t()[None])[0].t() * self.table(ids)
+
+
+def an_index_that_is_out_of_range(mesh):
+    """It raises while values travel; the next step waits for those, and is right."""
+    graphs, sizes, rank = [], (6, 5), mesh.get_local_rank()
+    specs = [ShardSpec.even(mesh, [Shard(0)], shape, {0: sizes}) for shape in ((11, 3), (11,))]
+    x = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = ShardTensor(x.split(sizes)[rank], specs[0])
+    ids = torch.tensor([0, 1, 2, 3] * 2 + [0, 1, 2]).split(sizes)[rank].clone()
+    models = pair(mesh, OfKinds, backend=keeping(graphs))
+    samples = [(rows, ShardTensor(ids, specs[1]))]
+    assert trains(models, lambda model, given: model(*given), samples) == 1
+    targets = [node.target for node in graphs[0].graph.nodes]
+    start, finish = (targets.index(getattr(torch.ops.scidata, name).default) for name in ("start", "finish"))
+    assert torch.ops.aten.embedding.default in targets[start:finish]
+    for last in (4, 3):
+        ids[-1] = last
+        if last == 4:
+            with pytest.raises(IndexError, match="out of range"):
+                models[1](*samples[0])
+    assert any(overlap._started.values())
+    assert trains(models, lambda model, given: model(*given), samples, 2) == 1
+    assert not any(overlap._started.values())
+
+
 def sums_that_meet(mesh):
     """A block of attention gathers keys and values, which are kept once for backward, adds their gradients up, and has
     one bucket for all weights.
@@ -345,7 +379,7 @@ def sums_that_meet(mesh):
 ALL = [
     one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
     ids_of_other_ranks, one_of_two_results, gradients_differentiated, scattered_inside, communicates_past_scidata,
-    work_while_values_travel, sums_that_meet,
+    work_while_values_travel, sums_that_meet, an_index_that_is_out_of_range,
 ]  # fmt: skip
 SLOW = [one_graph_by_ghosts, many_graphs_by_exchange, many_graphs_by_ghosts, layers_of_pyg, recurrent_layers]
 

@@ -24,7 +24,7 @@ from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, is_operator
 from scidata.shard.comm.sums import defer, deferral, num_deferred
 from scidata.shard.compile.backward import Again
-from scidata.shard.compile.overlap import overlap, share_results
+from scidata.shard.compile.overlap import overlap, settling, share_results
 from scidata.shard.compile.reach import EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
@@ -219,7 +219,7 @@ def capture(
                 _order(gm, _collectives(gm))
             as_it_is = make_boxed(gm.forward)
             try:
-                graph = compile_graph(gm, inputs)
+                graph = settling(compile_graph(gm, inputs))
             except Exception as e:
                 if not made.is_compiled:
                     raise

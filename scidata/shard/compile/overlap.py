@@ -5,8 +5,10 @@ Collectives and random numbers stay in their order. Work waits until the next co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from operator import getitem
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -15,24 +17,43 @@ from torch.fx import GraphModule, Node
 
 from scidata.shard.comm.operators import define, is_operator, operator
 from scidata.shard.comm.transport import ROUTE, Transfer, as_held, sent_by_route
-from scidata.shard.compile.torch_internals import computes, draws
+from scidata.shard.compile.torch_internals import boxed, computes, draws
 from scidata.shard.torch_internals import storage_of
 
 _aten: Any = torch.ops.aten
 _scidata: Any = torch.ops.scidata
 _CHEAP = frozenset(getattr(_aten, name).default for name in ("clone", "full", "new_full", "new_zeros", "zeros"))
-_started: dict[int, Transfer] = {}  # by the storage of what is received
+_started: dict[int, dict[int, Transfer]] = defaultdict(dict)  # by thread, and by the storage of what is received
 
 
 @operator(ROUTE, as_held)
 def _start(x: Tensor, *route: Any) -> Tensor:
     """Do as ``exchange``, but that the values are there after ``finish`` of what is returned, and of ``x``."""
     started = sent_by_route(x, *route, waits=False)
-    _started[storage_of(started.received)] = started
+    _started[get_ident()][storage_of(started.received)] = started
     return started.received
 
 
-define("finish(Tensor(a!) x, Tensor sent) -> ()", lambda x, _: _started.pop(storage_of(x)).wait(), lambda *_: None)
+def _finish(x: Tensor, _: Tensor) -> None:
+    _started[get_ident()].pop(storage_of(x)).wait()
+
+
+define("finish(Tensor(a!) x, Tensor sent) -> ()", _finish, lambda *_: None)
+
+
+def settling(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Have a graph wait first for exchanges that an error, of an index say, has left on their way in this thread.
+
+    Not where the error is raised: ranks that raised before may not have sent as yet.
+    """
+
+    def run(inputs: list[Any]) -> Any:
+        left = _started[get_ident()]
+        for place in [*left]:
+            left.pop(place).wait()
+        return graph(inputs)
+
+    return boxed(run)
 
 
 class _Order:

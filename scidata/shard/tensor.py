@@ -394,7 +394,8 @@ class ShardTensor(ShardBase):
     def grad(self, value: ShardTensor | None) -> None:
         if value is not None and (not isinstance(value, ShardTensor) or value.spec != self.spec):
             if isinstance(value, Tensor) and not isinstance(value, ShardTensor):  # by warp.from_torch
-                raise unsupported(Tensor.data_ptr, "a kernel would write gradients of this part alone", self.spec)
+                why, remedy = "a kernel would write gradients of this part alone", "give it detach().full_tensor()"
+                raise unsupported(Tensor.data_ptr, why, self.spec, remedy=remedy)
             raise ShardLayoutError(f"grad must be None or a ShardTensor of the same layout ({self.spec})")
         self.local.grad = None if value is None else value.local
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.utils._pytree import tree_leaves
 
 import scidata
@@ -289,16 +289,17 @@ def _cut(case: Case, mesh: DeviceMesh, *, empty: bool) -> dict[str, Any]:
     whole = dict(case.inputs())
     if "index" in case.cut.values():
         return _cut_graph(case, whole, mesh["domain"] if mesh.ndim > 1 else mesh, empty=empty)
+    on = mesh if any(len(dims) >= mesh.ndim for dims in case.cut.values()) else mesh["domain"]
     given = {}
     for name, x in whole.items():
         dims = case.cut.get(name, ())
         if not dims:
             given[name] = x
             continue
-        on = mesh if len(dims) >= mesh.ndim else mesh["domain"]
         dims = dims[: on.ndim]
         sizes = {axis: split(x.shape[dim], on.size(axis), empty=empty) for axis, dim in enumerate(dims)}
-        given[name] = shard_of(x, ShardSpec.even(on, [Shard(dim) for dim in dims], x.shape, sizes))
+        placements = [*(Shard(dim) for dim in dims), *[Replicate()] * (on.ndim - len(dims))]
+        given[name] = shard_of(x, ShardSpec.even(on, placements, x.shape, sizes))
     return given
 
 

@@ -19,8 +19,8 @@ from scidata.core.bounds import even_sizes
 from scidata.core.index_map import IndexMap
 from scidata.shard.comm.transport import broadcast
 from scidata.shard.graphs.routed import route_edges
-from scidata.shard.op_table import TensorFunction
-from scidata.shard.ops.align import is_sharded, plain_of
+from scidata.shard.op_table import TensorFunction, unsupported
+from scidata.shard.ops.align import align, finish, is_sharded, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import whole_along
 from scidata.shard.rows.ordered import counts_of
@@ -175,3 +175,39 @@ def _routed(edges: Tensor, spec: ShardSpec) -> Tensor:
     rows = IndexMap(bounds=bounds, part=spec.coordinate(0), ghosts=ghosts)
     local = torch.from_numpy(np.stack([rows.to_local(ids[1]), rows.to_local(ids[0])])).to(edges.device)
     return route_edges(local, rows, spec.device_mesh).flip(0)
+
+
+@handles("physicsnemo.radius_search_warp")
+def radius_search(
+    func: Callable[..., tuple[Tensor, ...]],
+    points: Tensor,
+    queries: Tensor,
+    radius: float,
+    max_points: int | None = None,
+    return_dists: bool = False,
+    return_points: bool = False,
+) -> tuple[Tensor, ...]:
+    """Find up to ``max_points`` within a radius of each query, split as these. Collective: points are gathered."""
+    how = (radius, max_points, return_dists, return_points)
+    operands = [whole_along(whole_along(points, -1), -2), whole_along(queries, -1)]
+    if not (specs := specs_of(operands)):
+        return func(*operands, *how)
+    if max_points is None:
+        raise unsupported(func, "how many are found is not bounded", *specs, remedy="give it max_points")
+    batch = ["batch"] * (points.ndim - 2)
+    (p, q), layout, known = align(func, operands, [[*batch, "point", "of point"], [*batch, "query", "of query"]])
+    known |= {"near": max_points, "xyz": 3}
+    some = q if q.shape[-2] else q.new_zeros(*q.shape[:-2], 1, 3)  # warp takes no empty arrays
+
+    def part(x: Tensor, *more: str) -> Tensor:
+        out = [*batch, "query", *more]
+        found = x.narrow(len(batch), 0, q.shape[-2])
+        return finish(found, spec_of_layout(layout, out, [known[name] for name in out], specs[0]))
+
+    ids, near, distances, counts = func(p, some, *how)
+    return (
+        part(ids, "near"),
+        part(near, "near", "xyz") if return_points else near,
+        part(distances, "near") if return_dists else distances,
+        part(counts),
+    )

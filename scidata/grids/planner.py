@@ -47,6 +47,16 @@ class _Lie(NamedTuple):
     inside: tuple[int, ...]
 
 
+def _facts_of(layout: ArrayLayout) -> tuple[tuple[int, ...], str]:
+    """Return the strides of chunks' numbers, and what is alike in arrays that are cut and converted alike."""
+    found: tuple[tuple[int, ...], str] | None = layout.derived.get(_facts_of)
+    if found is None:
+        strides = tuple(dest_strides(layout.num_chunks).tolist())
+        text = repr((layout.dims, layout.geometry, layout.dtype.str, layout.codecs))
+        found = layout.derived[_facts_of] = strides, text
+    return found
+
+
 class Planner:
     """Plans the reads of any rank of a domain, for any sample. Thread-safe; pickles without its plans."""
 
@@ -211,15 +221,12 @@ class Planner:
             at = [divmod(rows.get(d, 0), size) for d, size in zip(layout.dims, layout.chunks, strict=True)]
             dim = layout.dims.index(str(sample_dim))
             del at[dim]
-            strides = tuple(dest_strides(layout.num_chunks).tolist())
+            strides, _ = _facts_of(layout)
             place = dim, layout.chunks[dim], strides, tuple([a for a, _ in at]), tuple([b for _, b in at])
             groups.setdefault((not layout.codecs, *place), {})[name] = layout
         found = []
         for (is_raw, dim, size, strides, chunks, inside), layouts in groups.items():
-            facts = [
-                repr((each.dims, each.geometry, each.dtype.str, each.codecs, self._fields[name].decodings[i]))
-                for name, each in layouts.items()
-            ]
+            facts = [(_facts_of(each)[1], repr(self._fields[name].decodings[i])) for name, each in layouts.items()]
             key = *layouts, *facts, () if is_raw else inside
             kind = self._kinds.setdefault(key, len(self._kinds))
             fields = [

@@ -13,14 +13,16 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core import trace
 from scidata.core.types import ArrayLayout, Decoding, FindChunk, Source
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan.array import ArrayPlan, exact_plan, plan_array
-from scidata.read.context import NO_READ, ReadStats, Tally, Target
+from scidata.read.context import NO_READ, READ, ReadStats, Tally, Target
 from scidata.read.execute import Execution
 from scidata.read.pattern_tables import Task
 from scidata.read.places import Alike, Places, expecting
 from scidata.sources.access.fetches import Fetches
+from scidata.sources.access.files import files
 from scidata.sources.access.kept_urls import Came
 
 #: Less work than this is done on the calling thread: waking another one costs 50-100 µs (measured).
@@ -149,8 +151,8 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
 
     Raises the errors of :func:`read_plan`.
     """
-    runs: list[_Run] = []
-    are_remote = False
+    wanted: list[tuple[Execution, Job, npt.NDArray[np.generic]]] = []
+    are_remote, are_whole = False, trace.active is None
     for job, out in jobs:
         if out.shape != job.out_shape or not out.flags.c_contiguous or not out.flags.writeable:
             raise ConfigError(
@@ -159,27 +161,52 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
             )
         if job.bytes_wanted:
             execution = job.execution(out.dtype)
-            runs.append((execution, execution.begin(out, job)))
+            wanted.append((execution, job, out))
             are_remote |= execution.is_remote
+            are_whole &= execution.is_whole
+    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
+    stats = _read_whole(wanted, threads) if are_whole else NO_READ
+    runs: list[_Run] = []
+    for execution, job, out in wanted[stats.num_reads :]:
+        runs.append((execution, execution.begin(out, job)))
     try:
-        threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
-        stats = _run_remote(runs, executor, threads) if are_remote else _run_local(runs, executor, threads)
+        if runs:
+            more = (_run_remote if are_remote else _run_local)(runs, executor, threads)
+            stats = stats + more if stats.num_reads else more
     except CorruptDataError:
-        _check_unchanged(runs)  # then this is the reason, and copying the file again would not help
+        _check_unchanged(wanted)  # then this is the reason, and copying the file again would not help
         raise
-    _check_unchanged(runs)
+    _check_unchanged(wanted)
     return stats
 
 
-def _check_unchanged(runs: Sequence[_Run]) -> None:
+def _read_whole(wanted: Sequence[tuple[Execution, Job, npt.NDArray[np.generic]]], threads: int) -> ReadStats:
+    """Do reads that fill a buffer each, up to one that fails, or that threads should share."""
+    # the layers of other reads would take as long as reading 50 kB
+    total, nbytes, began = sum([execution.cost for execution, _, _ in wanted]), 0, time.perf_counter_ns()
+    is_shared = threads > 1 and total >= _MIN_PARALLEL
+    if is_shared and total >= _MIN_AT_ONCE_RAW:
+        return NO_READ
+    tally, pace, read_at_once = Tally(), _Pace() if is_shared else None, files().read_at_once
+    for execution, job, out in wanted:
+        is_late = pace is not None and pace.is_slow(nbytes)
+        if is_late or not read_at_once(job.paths[0], job.raw[0], out.reshape(-1).view(np.uint8)):
+            break
+        tally.num_reads += 1
+        nbytes += execution.cost
+    tally.fetched = tally.decoded = nbytes
+    tally.mark(READ, began, nbytes)
+    return tally.stats()
+
+
+def _check_unchanged(read: Sequence[tuple[Execution, Job, npt.NDArray[np.generic]]]) -> None:
     """Raise SourceChangedError where files that were read are not those that were opened."""
     checked = set()
-    for execution, target in runs:
-        source, paths, layout = target.places.source, target.places.paths, target.places.layout
-        key = id(source), paths or layout.name
+    for execution, job, _ in read:
+        key = id(job.source), job.paths or job.layout.name
         if not execution.is_remote and key not in checked:  # fields of one file look at it once
             checked.add(key)
-            source.check_unchanged(layout, paths)
+            job.source.check_unchanged(job.layout, job.paths)
 
 
 def _run_remote(runs: Sequence[_Run], executor: Executor | None, threads: int) -> ReadStats:

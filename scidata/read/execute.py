@@ -30,7 +30,7 @@ class Execution:
     """One plan for one kind of destination. It may be run any number of times; tasks on any threads, each once a run.
 
     ``tasks, costs, cost``: units of work, and the bytes that each moves or decodes, and all of them.
-    ``is_raw``: whether bytes are copied and no more.
+    ``is_raw``: whether bytes are copied and no more; ``is_whole``: and one local read fills the destination.
     Raises MissingChunkError, ShortReadError, CorruptDataError, UnsupportedFormatError: errors that the places of the
     chunks show, before anything is read.
     """
@@ -63,6 +63,7 @@ class Execution:
         self.tasks, self.costs = tables.tasks
         self.cost = sum(self.costs)
         self._raw_rows = [row for kind, row in self.tasks if kind == "raw"]
+        self.is_whole = self.is_raw and self._raw is not None and self._raw.is_whole and not self._has_absent
 
     def begin(self, out: Array, places: Places) -> Target:
         """Begin a run into ``out``, of the chunks in these places: fill absent ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -39,6 +40,13 @@ class RawRun:
     def costs(self) -> list[int]:
         """Bytes of each group."""
         return self._tables.room
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one read of a local file fills the destination."""
+        context, tables = self._context, self._tables
+        nbytes = math.prod(context.plan.out_shape) * context.out_item
+        return not context.is_remote and tables.direct == [True] and tables.single == [slice(0, nbytes)]
 
     def run(self, groups: Sequence[int], target: Target, tally: Tally) -> None:
         """Do some groups of reads."""

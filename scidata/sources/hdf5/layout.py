@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import h5py
@@ -100,18 +100,25 @@ class ChunkIndex:
         return cls(table[0], table[1:])
 
     @classmethod
-    def of(cls, table: IntArray, layout: ArrayLayout) -> ChunkIndex:
-        """Make an index of ``(num, ndim + 3)``: where each chunk begins in the array, and its place."""
-        ndim, grid = len(layout.shape), layout.num_chunks
-        coords = table[:, :ndim] // np.array(layout.chunks, np.int64)
-        inside = (coords < np.array(grid, np.int64)).all(axis=1)
-        if not inside.all():
-            table, coords = table[inside], coords[inside]
-        number = coords @ np.array([math.prod(grid[k + 1 :]) for k in range(ndim)], np.int64)
-        if not (number[1:] > number[:-1]).all():
-            order = np.argsort(number, kind="stable")
-            table, number = table[order], number[order]
-        return cls(number, table[:, ndim:].T.copy())
+    def of(cls, starts: IntArray, places: IntArray, layout: ArrayLayout) -> ChunkIndex:
+        """Make an index of where each chunk begins in the array, ``(num, ndim)``, and of the places."""
+        find = _numbers_of if starts.size <= _FEW_IN_LEAF * 8 else _numbers_of.__wrapped__
+        numbers, rows = find(starts.tobytes(), layout.chunks, layout.num_chunks)
+        return cls(numbers, places if rows is None else places[:, rows])
+
+
+@lru_cache(maxsize=64)  # files of a series have the same
+def _numbers_of(starts: bytes, chunks: Sequence[int], grid: Sequence[int]) -> tuple[IntArray, IntArray | None]:
+    """Return the numbers of chunks that begin there, ascending, and which rows these are; None for all in order."""
+    ndim = len(grid)
+    coords = np.frombuffer(starts, np.int64).reshape(-1, ndim) // np.array(chunks, np.int64)
+    numbers = coords @ np.array([math.prod(grid[k + 1 :]) for k in range(ndim)], np.int64)
+    inside = (coords < np.array(grid, np.int64)).all(axis=1)
+    if inside.all() and (numbers[1:] > numbers[:-1]).all():
+        return numbers, None
+    rows = np.flatnonzero(inside)
+    rows = rows[np.argsort(numbers[rows], kind="stable")]
+    return numbers[rows], rows
 
 
 def stored_dtype(dset: h5py.Dataset) -> tuple[np.dtype[np.generic], bool]:
@@ -235,7 +242,9 @@ def chunk_index(h5: h5py.File, path: str, layout: ArrayLayout) -> ChunkIndex:
         rows.append((*info.chunk_offset, info.byte_offset, info.size, info.filter_mask))
 
     iterate_chunks(h5py.h5d.open(h5.id, path.encode()), keep)  # a tenth of the time of h5[path]
-    index = ChunkIndex.of(np.array(rows, dtype=np.int64).reshape(len(rows), len(layout.shape) + 3), layout)
+    ndim = len(layout.shape)
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), ndim + 3)
+    index = ChunkIndex.of(table[:, :ndim], table[:, ndim:].T.copy(), layout)
     block = int(h5.id.get_create_plist().get_userblock())
     if block and not _offsets_include_user_block():
         index.places[0] += block
@@ -249,8 +258,7 @@ def leaf_nbytes(layout: ArrayLayout) -> int:
 
 def leaf_of_chunks(at: At, address: int, layout: ArrayLayout) -> ChunkIndex | None:
     """Read the only node of a B-tree of chunks, version 1; None where the index is another, or has more nodes."""
-    ndim = len(layout.shape)
-    entry = np.dtype([("nbytes", "<u4"), ("mask", "<u4"), ("start", "<u8", (ndim + 1,)), ("offset", "<u8")])
+    entry = _entry_of(len(layout.shape))
     head = at(address, _LEAF_HEAD) or b""
     if head[:6] != b"TREE\x01\x00" or head[8:] != b"\xff" * 16:
         return None
@@ -258,8 +266,19 @@ def leaf_of_chunks(at: At, address: int, layout: ArrayLayout) -> ChunkIndex | No
     if entries is None:
         return None
     found = np.frombuffer(entries, entry)
-    columns = (*found["start"].T[:ndim], found["offset"], found["nbytes"], found["mask"])
-    return ChunkIndex.of(np.array(columns).astype(np.int64).T, layout)
+    places = np.empty((3, len(found)), np.int64)
+    places[0], places[1], places[2] = found["offset"], found["nbytes"], found["mask"]
+    return ChunkIndex.of(found["start"], places, layout)
+
+
+@cache
+def _entry_of(ndim: int) -> np.dtype[np.void]:
+    """Return the layout of an entry of such a node; the last number of where a chunk begins is 0."""
+    names = ["nbytes", "mask", "start", "offset"]
+    formats = ["<u4", "<u4", ("<i8", (ndim,)), "<i8"]
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": [0, 4, 8, 16 + 8 * ndim], "itemsize": 24 + 8 * ndim}
+    )
 
 
 def check_filters(dset: h5py.Dataset, label: str) -> None:

@@ -280,12 +280,12 @@ def calls(function):
     ("store", "opening", "first", "later"),  # calls a sample of two fields
     [
         ("a step a chunk", 610, 109, 71),
-        ("raw", 640, 87, 49),
+        ("raw", 640, 77, 39),
         ("steps", 740, 119, 79),
         ("shards", 1215, 245, 75),
-        ("hdf5", 1058, 126, 104),
+        ("hdf5", 740, 126, 104),
         ("hdf5 tiles", 1115, 344, 206),
-        ("contiguous hdf5", 540, 66, 44),
+        ("contiguous hdf5", 540, 56, 34),
         ("netcdf 3 records", 565, 90, 70),
     ],
 )

@@ -34,6 +34,7 @@ from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
 from scidata.meshes.order.measures import SIZES, AskedGeometry, as_geometry, surface_of_sample
 from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
+from scidata.sources.collections import PARALLEL, parts_of
 from scidata.sources.kinds import (
     RELATION,
     check_kind,
@@ -94,7 +95,9 @@ class RawSamples:
         """Return the files that a sample is read from; nothing is opened."""
         mesh, paths = self._reading.mesh, self._paths[index]
         surface = surface_of_sample(self._reading.measures, self.names[index], paths[0])
-        return (*(() if mesh is None or mesh in paths else (mesh,)), *paths, *surface)
+        every = (*(() if mesh is None or mesh in paths else (mesh,)), *paths)
+        pieces = (part for path in every for part in parts_of(path) if part != path)
+        return (*every, *pieces, *surface)
 
     def header(self, index: int) -> SampleHeader | HeteroHeader:
         """Describe a sample: sizes, fields, dtypes, without reading values."""
@@ -233,7 +236,7 @@ class _Reading:
     def _open(self, path: str) -> Source:
         if fluent.is_results(path):
             return meshio.MeshioSource(path, allow_external=self.allow_external)
-        if self.kind == "points" and self.of_files and path.lower().endswith(VTK_SUFFIXES):
+        if self.kind == "points" and self.of_files and path.lower().endswith((*VTK_SUFFIXES, *PARALLEL)):
             return meshio.PointsOfMesh(path, allow_external=self.allow_external)
         source = open_source(path, allow_external=self.allow_external)
         if not self.options.allow_missing:

@@ -32,6 +32,7 @@ from scidata.meshes.formats.base import base_name
 from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.foam_files import COMPONENTS
 from scidata.shard import ShardTensor
+from scidata.sources.collections import parts_of
 from scidata.sources.groups import split_group
 from scidata.store.format.durable import remove
 from scidata.store.partitioning.inputs import difference
@@ -143,11 +144,12 @@ class FilesLike(RowsLike):
         """Raise where a source's file is gone, or has another size, or the output would replace it. For one process."""
         for stored, paths in self._paths.items():
             for path, recorded in zip(paths, self._records[stored] or (None,) * len(paths), strict=True):
-                if not os.path.lexists(path):
+                file, _ = split_group(path) or (path, "")
+                if not os.path.lexists(file):
                     raise _gone(path, stored)
                 size = None if is_case(path) or os.path.isdir(path) or recorded is None else recorded.size
-                if size is not None and size != os.path.getsize(path):
-                    raise _changed(path, f"it has {os.path.getsize(path)} bytes, and had {size}")
+                if size is not None and size != os.path.getsize(file):
+                    raise _changed(path, f"it has {os.path.getsize(file)} bytes, and had {size}")
         for written in place.written:
             check_apart(written, [path for paths in self._paths.values() for path in paths], "the output")
             check_apart(written, [folder for folder, _ in self._cases.values()], "the output")
@@ -160,8 +162,10 @@ class FilesLike(RowsLike):
             self._records[stored],
             self._reader.sample_info(index).settings,
         )
-        if records and stored not in self._same and (how := difference(path, records[0])) is not None:
-            raise _changed(path, how)
+        files = path, *(part for part in parts_of(path) if part != path)
+        for file, record in zip(files, records if stored not in self._same else (), strict=False):
+            if (how := difference(file, record)) is not None:
+                raise _changed(file, how)
         self._same.add(stored)  # a source of many steps is compared once
         reading = {key: settings[key] for key in _READING if settings.get(key) is not None}
         if not records:

@@ -30,6 +30,7 @@ from scidata.meshes.formats.xdmf_write import write_xdmf
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import POLYHEDRON
 from scidata.meshes.samples import read_samples
+from scidata.sources.collections import PARALLEL, is_step
 from scidata.sources.groups import split_group
 from scidata.sources.kinds import MESHES_IN_HDF5
 from scidata.store.format.durable import remove
@@ -233,6 +234,8 @@ def format_of(path: str, chosen: str | None) -> tuple[str, WriteFile]:
     if is_case(path):
         return "", _onto_case
     suffix = os.path.splitext(path)[1]
+    if is_step(path) or suffix.lower() in PARALLEL:  # its files share points, and have copies of cells
+        return NEW[suffix[-3:].lower()]
     is_other = path.lower().endswith(tuple(MESHES_IN_HDF5))
     if suffix.lower() not in ONTO or is_other or split_group(path) is not None:
         raise ConfigError(

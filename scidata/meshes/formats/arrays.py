@@ -244,7 +244,7 @@ def num_pairs(layout: ArrayLayout) -> int:
 
 
 GHOSTS = "vtkGhostType"
-_DUPLICATE, _HIDDEN_POINT, _REFINED_CELL, _HIDDEN_CELL = 1, 2, 8, 32
+DUPLICATE, _HIDDEN_POINT, _REFINED_CELL, _HIDDEN_CELL = 1, 2, 8, 32
 
 
 def check_ghosts(path: str, name: str, values: AnyArray, *, of_cells: bool) -> None:
@@ -252,7 +252,7 @@ def check_ghosts(path: str, name: str, values: AnyArray, *, of_cells: bool) -> N
     though they do not.
     """
     bits = values.astype(np.int64)
-    duplicate = int((bits & _DUPLICATE != 0).sum())
+    duplicate = int((bits & DUPLICATE != 0).sum())
     hidden = int((bits & (_HIDDEN_CELL | _REFINED_CELL if of_cells else _HIDDEN_POINT) != 0).sum())
     if duplicate or hidden:
         rows = "cells" if of_cells else "points"

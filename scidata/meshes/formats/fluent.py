@@ -9,7 +9,6 @@ hexahedra; else each is a row at its centre, joined to others across faces. Fiel
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import h5py
 import numpy as np
@@ -128,7 +127,7 @@ def _polygons(path: str, faces: Faces, num_cells: int) -> RawCells:
     return RawCells(offsets=offsets, connectivity=begin[out], cell_type=polygon_types(offsets))
 
 
-def _fields(path: str, results: h5py.Group) -> tuple[dict[str, AnyArray], Mapping[str, str]]:
+def _fields(path: str, results: h5py.Group) -> tuple[dict[str, AnyArray], dict[str, str]]:
     """Return the fields of cells, by name; and why others are not there."""
     found, left_out = dict[str, AnyArray](), dict[str, str]()
     run = next(each for name, each in results.items() if name.isdigit())

@@ -40,10 +40,11 @@ from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
 from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
-from scidata.meshes.formats.vtk_pieces import MeshData, read_vtk
+from scidata.meshes.formats.vtk_pieces import MeshData, read_files, read_vtk
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import CELL_NAMES, FOR_POLYHEDRA
 from scidata.sources import open_source
+from scidata.sources.collections import PARALLEL, parts_of
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
 from scidata.sources.kinds import MESHES_IN_HDF5, check_no_mesh
 
@@ -65,6 +66,7 @@ _CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
 #: Suffixes of the formats that meshio is asked for.
 _SUFFIXES = (
     *(".msh", ".su2", ".vtk", ".vtu", ".vtp", ".inp", ".med", ".xdmf", ".xmf", ".obj", ".off", ".stl", ".ply"),
+    *PARALLEL,
     *(".mesh", ".meshb", ".bdf", ".nas", ".fem", ".post", ".tec", ".dat", ".ugrid", ".avs", ".mdpa", ".ele", ".node"),
     *(".f3grid", ".xml", ".h5m", *MESHES_IN_HDF5),
 )
@@ -83,11 +85,11 @@ def is_known(path: str, kind: str | None = None) -> bool:
 
 
 def _is_vtp(path: str) -> bool:
-    return path.lower().endswith(".vtp")
+    return path.lower().endswith((".vtp", ".pvtp"))
 
 
 def _is_vtk_xml(path: str) -> bool:
-    return path.lower().endswith(VTK_SUFFIXES)
+    return path.lower().endswith((*VTK_SUFFIXES, *PARALLEL))
 
 
 def open_any(path: str, *, allow_external: bool = False) -> Source:
@@ -209,14 +211,22 @@ def _block(path: str, kind: str, data: Any) -> RawCells:
     return RawCells.of_kind(np.asarray(data, np.int64), _CODES[kind])
 
 
-def _read(path: str, *, allow_external: bool) -> MeshData:
+def _check_regular(path: str) -> None:
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a pipe waits for whoever writes to it
         raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); name a file")
+
+
+def _read(path: str, *, allow_external: bool) -> MeshData:
     if _is_vtk_xml(path):
-        check_outside(path, allow_external=allow_external)
-        with open(path, "rb") as file:
-            return read_vtk(path, file.read())
+        files = {}
+        for part in parts_of(path):
+            _check_regular(part)
+            check_outside(part, allow_external=allow_external)
+            with open(part, "rb") as file:
+                files[part] = file.read()
+        return read_files(path, files)
+    _check_regular(path)
     if _is_for_vtk(path) and importlib.util.find_spec("vtkmodules") is not None:
         check_outside(path, allow_external=allow_external)
         return _read_by_vtk(path)

@@ -1,5 +1,8 @@
 """VTK's XML files of surfaces and clouds (``.vtp``, PolyData) and of cells of any type (``.vtu``, UnstructuredGrid).
 
+Files of one mesh (``.pvtu``, ``.pvtp``, the parts of a time of a ``.pvd``) are joined at their points: those of other
+files that have the same global id or, without ids, the very same place are one. Ghost cells are left out.
+
 In PolyData polygons and triangle strips are a mesh, vertices alone a cloud. A piece keeps four lists of cells, and the
 rows of its cell fields follow them: vertices, lines, polygons, strips. A strip becomes its triangles, each of which has
 the strip's values, as vtkTriangleFilter has it. Lines, and vertices beside polygons, are refused: in the models of this
@@ -9,15 +12,15 @@ field they are no cells, and left out they would be lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from xml.etree import ElementTree
 
 import numpy as np
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import AnyArray, ByteArray, IntArray
+from scidata.core.types import AnyArray, BoolArray, ByteArray, IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
-from scidata.meshes.formats.arrays import as_indices, nodes_of_piece, polygon_types
+from scidata.meshes.formats.arrays import DUPLICATE, GHOSTS, as_indices, nodes_of_piece, polygon_types
 from scidata.meshes.formats.vtk_xml import AGAIN, VTKFile, parse
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import POLYHEDRON
@@ -40,65 +43,92 @@ class MeshData:
     # point_data, cell_data: fields by name, one row for each point or cell
     point_data: Mapping[str, AnyArray]
     cell_data: Mapping[str, AnyArray]
-    left_out: Mapping[str, str] = field(default_factory=dict)  # why fields of the file are not there
+    left_out: dict[str, str] = field(default_factory=dict)  # why fields of the file are not there
     # ``(2, num_edges)`` int64: cells that share a face, of a grid with polyhedra; else None
     edge_index: IntArray | None = None
 
 
 def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
-    """Return the surface, cloud or grid of a file.
+    """Return the surface, cloud or grid of a file, as :func:`read_files`."""
+    return read_files(path, {path: data}, suffix)
+
+
+def read_files(path: str, files: Mapping[str, bytes], suffix: str = "") -> MeshData:
+    """Return the surface, cloud or grid of one file, or of the several that ``path`` names; ``files``: their contents.
 
     Raises UnsupportedFormatError: its type is not that of its suffix; or it has lines, or vertices beside polygons.
     Raises CorruptDataError: an array is damaged, missing, or too short or long.
     """
-    file, suffix = parse(path, data), suffix or path[-4:].lower()
-    if file.kind != _KINDS[suffix]:
-        raise UnsupportedFormatError(
-            f"{path}: is a VTK XML file of type {file.kind!r}, but the suffix {suffix} is that of {_KINDS[suffix]}; "
-            f"name it by its type ({', '.join(f'{kind}: {end}' for end, kind in _KINDS.items())}), or convert it"
-        )
-    elements = file.root.findall(f"{file.kind}/Piece")
-    if not elements:
+    suffix, found = suffix or next(iter(files))[-4:].lower(), [parse(*each) for each in files.items()]
+    for file in found:
+        if file.kind != _KINDS.get(suffix):
+            raise UnsupportedFormatError(
+                f"{file.path}: is a VTK XML file of type {file.kind!r}, but the suffix {suffix} is that of "
+                f"{_KINDS.get(suffix)}; name it by its type "
+                f"({', '.join(f'{kind}: {end}' for end, kind in _KINDS.items())}), or convert it"
+            )
+    every = [(file, element) for file in found for element in file.root.findall(f"{file.kind}/Piece")]
+    if not every:
         raise CorruptDataError(f"{path}: has no Piece, in which points and cells lie; {AGAIN}")
-    counts = {name: sum(count_of(path, element, f"NumberOf{name}", 0) for element in elements) for name in _LISTS}
+    counts = {name: sum(count_of(path, element, f"NumberOf{name}", 0) for _, element in every) for name in _LISTS}
     has_surface = suffix == ".vtp" and is_surface(path, counts)
-    pieces = [_Piece(file, element) for element in elements]
+    pieces = [_Piece(*each) for each in every]
+    if len(found) > 1:  # writers leave the arrays of a piece out that has no rows
+        pieces = [piece for piece in pieces if len(piece.points)] or pieces[:1]
     first = np.cumsum([0, *(len(piece.points) for piece in pieces)])
-    points = np.concatenate([piece.points for piece in pieces])
-    point_data = _joined(path, [piece.data("PointData", len(piece.points)) for piece in pieces])
-    cell_data = _joined(path, [piece.data("CellData", piece.num_cells) for piece in pieces])
+    points, left_out = np.concatenate([piece.points for piece in pieces]), dict[str, str]()
+    of_points = [piece.data("PointData", len(piece.points)) for piece in pieces]
+    of_cells = [piece.data("CellData", piece.num_cells) for piece in pieces]
+    if len(found) > 1:
+        of_points = [_marked(data, len(piece.points)) for data, piece in zip(of_points, pieces, strict=True)]
+        of_cells = [_marked(data, piece.num_cells) for data, piece in zip(of_cells, pieces, strict=True)]
+    point_data, cell_data = (_joined(path, d, left_out if len(found) > 1 else None) for d in (of_points, of_cells))
+    faces: list[CellFaces] = []
     if suffix == ".vtu":
-        found = [piece.cells("Cells") for piece in pieces]
+        lists = [piece.cells("Cells") for piece in pieces]
         cells = RawCells(
-            offsets=bounds_of(np.concatenate([sizes for sizes, _ in found])),
+            offsets=bounds_of(np.concatenate([sizes for sizes, _ in lists])),
             connectivity=np.concatenate(
-                [nodes_of_piece(nodes, *each) for (_, nodes), *each in zip(found, np.diff(first), first, strict=False)]
+                [nodes_of_piece(nodes, *each) for (_, nodes), *each in zip(lists, np.diff(first), first, strict=False)]
             ),
             cell_type=np.concatenate([piece.types() for piece in pieces]),
         )
         if (cells.cell_type == POLYHEDRON).any():
             at_cell = bounds_of([piece.num_cells for piece in pieces])
             faces = [piece.faces(*each) for piece, *each in zip(pieces, first, at_cell, strict=False)]
-            return polyhedra_as_rows(path, points, cells, faces, point_data, cell_data)
-        return MeshData(points=points, cells=cells, point_data=point_data, cell_data=cell_data)
-    if not has_surface:
+    elif not has_surface:
         moved = [piece.points_of("Verts")[1] + at for piece, at in zip(pieces, first, strict=False)]
-        return _cloud(points, np.concatenate(moved), pieces, point_data, cell_data)
-    of_pieces, rows = [], []
-    num_cells = 0
-    for piece, at in zip(pieces, first, strict=False):
-        sizes, nodes, of_cell = piece.surface()
-        of_pieces.append((sizes, nodes + at))
-        rows.append(of_cell + num_cells)
-        num_cells += piece.num_cells
-    offsets = bounds_of(np.concatenate([sizes for sizes, _ in of_pieces]))
-    nodes, of_cell = np.concatenate([nodes for _, nodes in of_pieces]), np.concatenate(rows)
-    return MeshData(
-        points=points,
-        cells=RawCells(offsets=offsets, connectivity=nodes, cell_type=polygon_types(offsets)),
-        point_data=point_data,
-        cell_data={name: values[of_cell] for name, values in cell_data.items()},
-    )
+        on_vertices = {name: values for name, values in cell_data.items() if name != GHOSTS or len(found) == 1}
+        mesh = _cloud(points, np.concatenate(moved), pieces, point_data, on_vertices)
+        if len(found) == 1:
+            return mesh
+        data = dict(mesh.point_data)
+        own = ~_is_copy(data)
+        data = {name: values[own] for name, values in data.items()}
+        return replace(mesh, points=points[own], point_data=data, left_out=mesh.left_out | left_out)
+    else:
+        of_pieces, rows = [], []
+        num_cells = 0
+        for piece, at in zip(pieces, first, strict=False):
+            sizes, nodes, of_cell = piece.surface()
+            of_pieces.append((sizes, nodes + at))
+            rows.append(of_cell + num_cells)
+            num_cells += piece.num_cells
+        offsets = bounds_of(np.concatenate([sizes for sizes, _ in of_pieces]))
+        nodes, of_cell = np.concatenate([nodes for _, nodes in of_pieces]), np.concatenate(rows)
+        cells = RawCells(offsets=offsets, connectivity=nodes, cell_type=polygon_types(offsets))
+        cell_data = {name: values[of_cell] for name, values in cell_data.items()}
+    mesh = MeshData(points=points, cells=cells, point_data=point_data, cell_data=cell_data, left_out=left_out)
+    if len(found) > 1 and len(points):
+        names = {piece.name_of_ids for piece in pieces}
+        ids = point_data.get(names.pop() or "") if len(names) == 1 else None
+        mesh, faces = _connect(path, mesh, faces, first, ids)
+    if faces:
+        assert mesh.cells is not None
+        return polyhedra_as_rows(
+            path, mesh.points, mesh.cells, faces, mesh.point_data, dict(mesh.cell_data), mesh.left_out
+        )
+    return mesh
 
 
 def is_surface(path: str, counts: Mapping[str, int]) -> bool:
@@ -144,6 +174,12 @@ class _Piece:
                     f"{file.path}: has points of shape {self.points.shape}, but (N, 3) was expected; {AGAIN}"
                 )
             self.points = np.empty((0, 3), self.points.dtype)
+
+    @property
+    def name_of_ids(self) -> str | None:
+        """The name of the array that has the number of each point among those of all files; None without one."""
+        found = self._element.find("PointData")
+        return None if found is None else found.get("GlobalIds")
 
     def data(self, group: str, num_rows: int) -> dict[str, AnyArray]:
         """Read the fields of a group; text is passed over."""
@@ -298,17 +334,98 @@ def triangles_of_strips(lengths: IntArray, nodes: IntArray) -> tuple[IntArray, I
     return nodes[np.stack([at + odd, at + 1 - odd, at + 2], axis=1)], of_strip
 
 
-def _joined(path: str, pieces: list[dict[str, AnyArray]]) -> dict[str, AnyArray]:
-    """Join the fields of the pieces, all of which must have the same."""
-    for piece in pieces[1:]:
-        if unlike := set(piece) ^ set(pieces[0]):
+def _joined(
+    path: str, pieces: list[dict[str, AnyArray]], left_out: dict[str, str] | None = None
+) -> dict[str, AnyArray]:
+    """Join the fields of the pieces, all of which must have the same; with ``left_out``, those that all have."""
+    for name in sorted(set().union(*pieces)):
+        found = [piece[name] for piece in pieces if name in piece]
+        if len(found) < len(pieces) and left_out is None:
             raise UnsupportedFormatError(
-                f"{path}: only some of its {len(pieces)} pieces have the field {min(unlike)!r}; write it in all of them"
+                f"{path}: only some of its {len(pieces)} pieces have the field {name!r}; write it in all of them"
             )
-    for name in pieces[0]:
-        if len({piece[name].shape[1:] for piece in pieces}) > 1:
+        if len({values.shape[1:] for values in found}) > 1:
             raise CorruptDataError(f"{path}: field {name!r} has other components in other pieces; {AGAIN}")
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        if len(found) < len(pieces) and left_out is not None:
+            left_out[name] = f"only {len(found)} of {len(pieces)} pieces have it"
+    return {n: np.concatenate([piece[n] for piece in pieces]) for n in pieces[0] if all(n in piece for piece in pieces)}
+
+
+def _marked(data: dict[str, AnyArray], num: int) -> dict[str, AnyArray]:
+    """Return the fields of a piece with VTK's marks of copies, in place of those of VTK 6."""
+    levels = data.pop("vtkGhostLevels", np.zeros(num))
+    return {GHOSTS: (levels > 0).astype(np.uint8)} | data
+
+
+def _is_copy(data: dict[str, AnyArray]) -> BoolArray:
+    """Say which rows are copies of those of other files; take the marks out."""
+    marks = data[GHOSTS].astype(np.uint8)
+    data[GHOSTS] = marks & ~np.uint8(DUPLICATE)
+    return marks & DUPLICATE != 0
+
+
+def _connect(
+    path: str, mesh: MeshData, faces: list[CellFaces], first: IntArray, ids: AnyArray | None
+) -> tuple[MeshData, list[CellFaces]]:
+    """Leave out the copies of cells, and the points of these alone; points of several files at one place become one.
+
+    ``ids``: what says which points are one, in place of their positions. Of several, the values are those of the first
+    that is not marked as a copy.
+    """
+    cells, num, of_file = mesh.cells, len(mesh.points), np.repeat(np.arange(len(first) - 1), np.diff(first))
+    assert cells is not None
+    of_points, of_cells = dict(mesh.point_data), dict(mesh.cell_data)
+    is_copy, own = _is_copy(of_points), ~_is_copy(of_cells)
+    keys = np.asarray(mesh.points.T if ids is None else ids[None])
+    order = np.lexsort(keys)  # in each place the files in their order
+    differs = np.insert((keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0), 0, True)
+    begins, place = np.flatnonzero(differs), np.cumsum(differs) - 1
+    twice = np.insert(of_file[order[1:]] == of_file[order[:-1]], 0, False) & ~differs
+    unclear = np.bincount(place[twice], minlength=len(begins)) > 0
+    unclear &= of_file[order[begins]] != of_file[order[np.append(begins[1:], num) - 1]]
+    one = np.empty(num, np.int64)
+    best = np.minimum.reduceat(order + num * is_copy[order], begins) % num
+    one[order] = np.where(unclear[place], order, best[place])
+    left_out = dict(mesh.left_out)
+    if unclear.any():
+        left_out[f"points at {int(unclear.sum())} places"] = (
+            "several of one file lie there, so that they are not joined with those of other files: write GlobalIds"
+        )
+
+    def used(nodes: IntArray) -> BoolArray:
+        found = np.zeros(num, bool)
+        found[one[nodes[(nodes >= 0) & (nodes < num)]]] = True
+        return found
+
+    begins, ends = cells.offsets[:-1][own], cells.offsets[1:][own]
+    nodes = cells.connectivity[ranges(begins, ends)]
+    stays = np.zeros(num, bool)
+    stays[one] = True
+    stays &= used(nodes) | ~used(cells.connectivity)
+    alone = is_copy & used(nodes) & (np.bincount(one, minlength=num) == 1)
+    if alone.any():
+        raise UnsupportedFormatError(
+            f"{path}: {int(alone.sum())} points are marked as copies of other files' (first: "
+            f"{int(np.flatnonzero(alone)[0])}), which have none at their places; write GlobalIds (vtkGenerateGlobalIds)"
+        )
+    new = (np.cumsum(stays) - 1)[one]
+
+    def renamed(nodes: IntArray) -> IntArray:  # wrong ones are left for checks to name
+        fits = (nodes >= 0) & (nodes < num)
+        return np.where(fits, new[np.where(fits, nodes, 0)], nodes)
+
+    left = []
+    for sizes, nodes_of_faces, cell in faces:
+        is_own = own[cell]
+        nodes_left = nodes_of_faces[np.repeat(is_own, sizes)]
+        left.append((sizes[is_own], renamed(nodes_left), (np.cumsum(own) - 1)[cell[is_own]]))
+    joined = RawCells(offsets=bounds_of(ends - begins), connectivity=renamed(nodes), cell_type=cells.cell_type[own])
+    of_points, of_cells = (
+        {n: x[is_left] for n, x in each.items()} for each, is_left in ((of_points, stays), (of_cells, own))
+    )
+    return MeshData(
+        points=mesh.points[stays], cells=joined, point_data=of_points, cell_data=of_cells, left_out=left_out
+    ), left
 
 
 def _cloud(

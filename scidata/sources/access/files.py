@@ -371,7 +371,7 @@ class Versions:
         for path in paths:
             try:
                 found = opened.pop(path, None) or version(path)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):  # or it is no file, but names some
                 continue
             known = seen.get(path)
             if known == found:

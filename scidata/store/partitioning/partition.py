@@ -20,6 +20,7 @@ from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.order.measures import AskedGeometry, as_geometry
 from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
+from scidata.sources.collections import is_step
 from scidata.store.format.durable import remove, rename_over
 from scidata.store.format.loading import gather
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
@@ -297,7 +298,7 @@ def _find_inputs(task: Task, indices: range) -> None:
     """Raise for a file that is missing before the output is made, which its message would list as a near name."""
     for index in indices:
         paths = task.samples.inputs(index)
-        if not all(is_url(path) or os.path.lexists(path) for path in paths):
+        if not all(is_url(path) or os.path.lexists(path) or is_step(path) for path in paths):
             task.samples.header(index)  # some paths name a group in a file
 
 

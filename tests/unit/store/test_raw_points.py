@@ -315,11 +315,12 @@ def test_points_of_surfaces_in_a_collection(tmp_path):
     np.testing.assert_array_equal(np.stack([sample["u"] for sample in ds]), fields[[1, 0, 2]])
     (tmp_path / "out.vtp").write_bytes((tmp_path / "steps/0.vtp").read_bytes())
     for wrong, message in (
-        ([lines[0], lines[0]], "2 files of 1 times"),
-        ([], "0 files of 0 times"),
-        (['<DataSet timestep="nan" file="steps/0.vtp"/>'], "1 files of 1 times"),
+        ([lines[0], lines[0]], "one twice at a time"),
+        ([], "names no files"),
+        (['<DataSet timestep="nan" file="steps/0.vtp"/>'], "times that are no numbers"),
+        (['<DataSet timestep="0.x" file="steps/0.vtp"/>'], "no collection of VTK's"),
         (['<DataSet timestep="0" file="../out.vtp"/>'], "not in its folder"),
-        (["<"], "no collection of VTK's"),
+        (["<"], "no XML of VTK's"),
     ):
         write_collection(*wrong)
         with pytest.raises(SciDataError, match=rf"run\.pvd: .*{message}"):

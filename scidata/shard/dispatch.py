@@ -37,7 +37,14 @@ from scidata.shard.op_table import (
 )
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
 from scidata.shard.spec import UNKNOWN
-from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
+from scidata.shard.torch_internals import (
+    replay_views,
+    tree_flatten,
+    tree_map_only,
+    tree_unflatten,
+    version_of,
+    views_are_replayed,
+)
 from scidata.shard.views import call_on_copies
 
 # Backward needs their input unchanged. Here torch may save a copy, with halos or gathered, so that it does not notice
@@ -79,6 +86,10 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
     is_outermost = operation[0] is None
     if is_outermost:
         operation[0] = func
+    empty = isinstance(first, ShardBase) and first.spec.emptied and 0 in first.spec.local_shape
+    replays = empty and not views_are_replayed()
+    if replays:
+        replay_views(True)
     try:
         found = _look((*args, *kwargs.values()) if kwargs else args)
         disorder = found & _DISORDER and handler is not None
@@ -102,6 +113,8 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
     finally:
         if is_outermost:
             operation[0] = None
+        if replays:
+            replay_views(False)
 
 
 def _into(func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

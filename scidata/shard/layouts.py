@@ -17,8 +17,7 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.axes import by_axis, kept_spec, mesh_axes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, all_reduce_min, group_size, with_dim
-from scidata.shard.op_table import TorchFunction, unsupported
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, group_size, with_dim
 from scidata.shard.sizes import ones
 from scidata.shard.spec import ShardSpec, Sizes, dim_of
 
@@ -75,38 +74,6 @@ def with_gradient(x: Tensor, spec: ShardSpec, given: Sequence[Placement] | None,
                 "that lies, or where that is Replicate() as Partial()"
             )
     return replicate_to_shards(x, shares)
-
-
-def check_graphs(func: TorchFunction, spec: ShardSpec, gradient: Tensor | None) -> None:
-    """Raise where a gradient has a graph on some ranks only: of no elements, torch makes zeros without one.
-
-    So it does behind a view that was written to (``as_strided_backward``). Collective where some rank has no elements.
-    """
-    if not spec.emptied:
-        return
-    kind = 0 if gradient is None else 1 + gradient.requires_grad
-    kinds = torch.tensor([kind, -kind], device=spec.device_mesh.device_type)
-    for group in spec.shard_groups:
-        kinds = all_reduce_min(kinds, group)
-    if int(kinds[0]) != -int(kinds[1]):
-        reason = "ranks without elements have no graph behind a view that was written to"
-        raise unsupported(func, reason, spec, remedy="make new tensors (torch.where, cat) in place of what is written")
-
-
-def watch_graphs(local: Tensor, spec: ShardSpec) -> None:
-    """Do as :func:`check_graphs` with the ``.grad`` of a part, in each backward pass with ``create_graph=True``.
-
-    Once for each part; its hook is called on all ranks, as backward passes are.
-    """
-    if not local.requires_grad or not spec.emptied or local.__dict__.get("_watched") == id(local):
-        return
-
-    def check(gradient: Tensor) -> None:
-        if torch.is_grad_enabled():
-            check_graphs(Tensor.backward, spec, gradient)
-
-    local.register_hook(check)  # type: ignore[no-untyped-call]
-    local.__dict__["_watched"] = id(local)  # a copy has the mark too, but not the hook
 
 
 def add_up(x: Tensor, placement: Partial, group: Group) -> Tensor:

@@ -130,7 +130,9 @@ def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> o
     if isinstance(result, ShardBase):
         if not args or result is not args[0]:
             found = infer_strides(func, args, kwargs)
-            result.global_strides = found[0] if found else UNKNOWN
+            result.global_strides = strides = found[0] if found else UNKNOWN
+            if result.spec.is_replicated and result.copied is None and strides is not UNKNOWN:
+                result.local = laid_out(result.local, strides or row_major(result.shape))  # for views of it to be views
         return result
     results = list(result) if isinstance(result, tuple | list) else [result]
     given = set(map(id, args))
@@ -144,9 +146,8 @@ def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> o
         if isinstance(x, ShardBase):
             x.global_strides = strides
         elif isinstance(x, Tensor) and x.numel() > 1 and strides is not UNKNOWN:
-            wanted = strides or row_major(x.shape)
-            if x.stride() != wanted:
-                results[i], changed = laid_out(x, wanted), True
+            results[i] = laid_out(x, strides or row_major(x.shape))
+            changed |= results[i] is not x
     if not changed:
         return result
     return type(result)(results) if isinstance(result, tuple | list) else results[0]
@@ -361,7 +362,15 @@ def dense(memory: Strides | None, shape: Sequence[int]) -> Strides | None:
 
 
 def laid_out(x: Tensor, strides: Strides) -> Tensor:
-    """Return a copy of a plain tensor that has these strides."""
+    """Return a plain tensor with these strides: itself, a view of it where only dims of one row differ, or a copy."""
+    if x.stride() == strides or x.numel() < 2:
+        return x
+    if all(n == 1 or old == new for n, old, new in zip(x.shape, x.stride(), strides, strict=True)):
+        if x.requires_grad or x._base is not None:
+            return x.as_strided(x.shape, strides)
+        return x.detach().as_strided_(
+            x.shape, strides
+        )  # under no_grad, no view: torch has these written to less freely
     if 0 in strides:  # by slices of x, the first row of an expanded dim would have the gradients of all
         return linear(_expanded, lambda grad, _: grad.clone(), x, strides)
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

@@ -115,6 +115,7 @@ def _scattered(
             part = scattered(rows, spec.sizes_of(i), dim, source[i], axis.group)
         if dim is not None:
             shape[dim] = spec.sizes_of(i)[axis.rank]
+    part = part.detach().clone()
     if not any(strides):
-        return part.detach().clone(), spec, ()
-    return laid_out(part.detach(), strides) if spec.is_replicated else part.detach().clone(), spec, strides
+        return part, spec, ()
+    return laid_out(part, strides) if spec.is_replicated else part, spec, strides

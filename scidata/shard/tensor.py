@@ -123,8 +123,6 @@ class ShardTensor(ShardBase):
         part, spec, laid = layouts.part_and_spec(
             local, device_mesh, placements, sharding_shapes, global_shape, own_strides(local)
         )
-        if part.is_leaf:
-            layouts.watch_graphs(part, spec)
         strides = memory_of(part) if spec.is_replicated else memory_of_parts(spec, laid)
         return cls(part, spec, global_strides=strides)
 
@@ -376,7 +374,6 @@ class ShardTensor(ShardBase):
         >>> leaf = (2 * x).requires_grad_()
         """
         self.local.requires_grad_(requires_grad)
-        layouts.watch_graphs(self.local, self.spec)
         return self
 
     @property  # type: ignore[override]
@@ -422,7 +419,6 @@ class ShardTensor(ShardBase):
         tensor(5.)
         """
         self.local.retain_grad()
-        layouts.watch_graphs(self.local, self.spec)
 
     def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> RemovableHandle:
         """Call ``hook`` with the gradient, a ShardTensor, when it is computed; its result replaces the gradient.

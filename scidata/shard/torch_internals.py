@@ -66,6 +66,12 @@ forbid_address: Callable[[Tensor], None] = torch._C._set_throw_on_mutable_data_p
 _hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
+#: How a view that was written to gets its new place in the graph: by its function, or by ``as_strided()``, whose
+#: backward gives zeros without a graph where the view has no elements, so that a rank would miss collectives.
+replay_views: Callable[[bool], None] = torch._C._set_view_replay_enabled
+views_are_replayed: Callable[[], bool] = torch._C._is_view_replay_enabled
+
+
 def version_of(x: Tensor) -> int:
     """Return how often a plain tensor was written to; -1 where torch does not count.
 

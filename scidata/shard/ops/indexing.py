@@ -29,6 +29,7 @@ from scidata.shard.ops.writing import fill_where, overwrite, without_ones, write
 from scidata.shard.rows.edge_order import cut_edges, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import replay_views, views_are_replayed
 from scidata.shard.views import Copy, refuse_repeated, written
 
 _WHOLE = slice(None)
@@ -79,6 +80,12 @@ def take_basic(x: ShardTensor, items: Sequence[Basic]) -> Tensor:
         return columns
     plan = _planned(x.spec, items)
     part = x.local[plan.local]
+    if not part.numel() and not views_are_replayed():
+        replay_views(True)
+        try:
+            return take_basic(x, items)
+        finally:
+            replay_views(False)
     if not plan.rows:
         return derived(x, part, plan.spec)
     part = _with_rows(part, plan)

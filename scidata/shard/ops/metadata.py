@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from scidata.shard.layouts import check_graphs
 from scidata.shard.memory import laid_out, strides_of
 from scidata.shard.op_table import (
     OF_THE_WHOLE,
@@ -318,10 +317,7 @@ def grad(
             reason = "whether the result of contiguous() is the tensor itself is not known"
             raise unsupported(func, reason, x.spec, remedy="differentiate with respect to that, or to a clone() of it")
     found = func([local_of(x) for x in outputs], [local_of(x) for x in inputs], given, **kwargs)
-    pairs = list(zip(inputs, found, strict=True))
-    for x, g in pairs if kwargs.get("create_graph") else ():
-        if is_sharded(x):
-            check_graphs(func, x.spec, g)
+    pairs = zip(inputs, found, strict=True)
     return tuple(gradient_of(x, g) if isinstance(x, ShardTensor) and g is not None else g for x, g in pairs)
 
 

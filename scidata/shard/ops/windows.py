@@ -46,11 +46,11 @@ def unfold(func: TensorFunction, x: ShardTensor, dimension: int, size: int, step
     windows.shape.append(size)
 
     def take() -> Tensor:
-        local = windows.fetch(x).unfold(dim, size, step)
-        return windows.own(local.clone() if shares_memory(local, x.local) else local)
+        rows = windows.fetch(x)
+        return rows.clone() if shares_memory(rows, x.local) else rows
 
-    local = take()
-    return ShardTensor(local, windows.layout, copied=Copy(x, local, take))
+    rows = take()  # windows are views of them: each row is brought up to date once
+    return ShardTensor(windows.own(rows.unfold(dim, size, step)), windows.layout, copied=Copy(x, rows, take))
 
 
 @handles("as_strided")

@@ -110,10 +110,8 @@ class Whole(ViewState):
 
 def gradient_of(x: ShardBase, local: Tensor) -> ShardBase:
     """Wrap a gradient that autograd made: its strides are not known (of a sum's gradient, all are 0)."""
-    is_view = (
-        local.requires_grad and local._base is not None
-    )  # of a custom function's result, which cannot be written to
-    if is_view or local.stride() != row_major(local.shape):  # contiguous() would leave parts without elements expanded
+    # contiguous() would leave parts without elements expanded; a custom function's view cannot be written to
+    if local._base is not None or local.stride() != row_major(local.shape):
         local = local.clone(memory_format=torch.contiguous_format)
     return x.like(local, x.spec, Whole(x.spec.global_size.numel()), UNKNOWN)
 

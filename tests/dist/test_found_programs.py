@@ -214,6 +214,16 @@ FOUND = {
         ],
         0,
     ),
+    "the gradient of one element is written to": (
+        (2, 2),
+        [given("x0", (1, 1), (1, (1, 0)), (0, (1, 0)), grad=True)],
+        [
+            "(v0,) = torch.autograd.grad(x0.sum(), [x0], create_graph=True)",
+            "v0.addcmul_(x0.sin(), v0.sin(), value=0.5)",
+            "total(v0).backward()",
+        ],
+        0,
+    ),
     "gradients of gradients where a slice of a leaf that was written to leaves no rows": (
         (3,),
         [given("x0", (2, 4, 3), (1, (2, 2, 0)), grad=True)],

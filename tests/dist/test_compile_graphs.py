@@ -141,6 +141,29 @@ def layers_that_depend_on_values(mesh):
     assert not any(region.reason for region in regions_of(models[1]))
 
 
+class Pooled(nn.Module):
+    """Layers that check ids, count them, fill dense batches, and write where a mask of numbers is true."""
+
+    def __init__(self):
+        import torch_geometric.nn as g
+
+        super().__init__()
+        self.conv, self.norm, self.pool = g.HypergraphConv(3, 4), g.GraphNorm(4), g.LSTMAggregation(4, 3)
+        self.double()
+
+    def forward(self, x, edge_index, batch):
+        return self.pool(self.norm(self.conv(x, edge_index)), batch)
+
+
+def dense_batches(mesh):
+    """Values of integers are known, whatever computes with them."""
+    models, data = pair(mesh, Pooled, fullgraph=True), sample(0, mesh)[0]
+    spec, rank = ShardSpec.even(mesh, [Shard(0)], (11,), {0: (6, 5)}), mesh.get_local_rank()
+    batch = torch.tensor([0] * 4 + [1] * 2 + [3] * 5).split([6, 5])[rank]
+    given = data.x, data.edge_index, ShardTensor(batch, spec)
+    assert trains(models, lambda model, given: model(*given), [given]) == 1
+
+
 class Chosen(nn.Module):
     """Rows where ids are positive, a number of rows that is read, after a sum over the ranks and a random number."""
 
@@ -379,7 +402,7 @@ def sums_that_meet(mesh):
 ALL = [
     one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
     ids_of_other_ranks, one_of_two_results, gradients_differentiated, scattered_inside, communicates_past_scidata,
-    work_while_values_travel, sums_that_meet, an_index_that_is_out_of_range,
+    work_while_values_travel, sums_that_meet, an_index_that_is_out_of_range, dense_batches,
 ]  # fmt: skip
 SLOW = [one_graph_by_ghosts, many_graphs_by_exchange, many_graphs_by_ghosts, layers_of_pyg, recurrent_layers]
 

@@ -75,7 +75,11 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         held = [x for x in tensors if has_values(x)]
         folds = self._folds and func.namespace == "aten" and not draws(func)
-        folds = folds and len(held) == len(tensors) and bool(tensors or func.overloadpacket in _FACTORIES)
+        if folds and func.overloadpacket in _FILLS and (kwargs or {}).get("dtype", tensors[0].dtype) is torch.int64:
+            with unseen():  # no value of the other tensor's is read
+                given = torch.empty_strided(tensors[0].shape, tensors[0].stride(), device=tensors[0].device)
+            args, kwargs, held, tensors = (given, *args[1:]), {**(kwargs or {}), "dtype": torch.int64}, [], []
+        folds = folds and len(held) == len(tensors) and bool(tensors or func.overloadpacket in (_FACTORIES | _FILLS))
         if held and func is torch.ops.aten.lift_fresh.default:  # a literal
             self._made |= {storage_of(x): x for x in held}
         if held and func._schema.is_mutable and not self._may_write(func, args, kwargs or {}, folds):
@@ -94,9 +98,13 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with unseen():
             found = func(*args, **(kwargs or {}))
         new = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
-        if func.overloadpacket is not torch.ops.aten.arange and self._is_fill(held, new):
-            return func(*args, **(kwargs or {}))
         known = {*map(storage_of, held)}
+        if func.overloadpacket is not torch.ops.aten.arange and self._is_fill(held, new):
+            if held and found is new[0] and storage_of(found) not in known:
+                # of constants alone, torch makes one that cannot be written to
+                new_like = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device=found.device)
+                return new_like.copy_(found)
+            return func(*args, **(kwargs or {}))
         if sum(x.nbytes for x in new if storage_of(x) not in known) > _MOST_FOLDED:
             return func(*args, **(kwargs or {}))
         for x in held:
@@ -127,7 +135,14 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
-_FACTORIES = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "zeros", "ones", "full", "empty"))
+_FACTORIES = frozenset(
+    getattr(torch.ops.aten, name) for name in ("arange", "zeros", "ones", "full", "empty", "scalar_tensor")
+)
+#: Of another tensor's shape, or dtype.
+_FILLS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+)
 _MOST_FOLDED = 1 << 24  # bytes of a constant
 
 

@@ -206,9 +206,12 @@ def set_where(func: TorchFunction, target: Tensor, mask: ShardTensor, value: flo
     if not is_sharded(target) or target.copied is not None or (plain and mask.spec.exchange is not None):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask.spec)
     local, base = _beside(func, target, 0, mask)
-    spec = base.with_rows(0, count_true(mask)).with_true_parts(true_parts(mask))
-    if plain or (isinstance(value, ShardTensor) and value.spec != spec):
+    if plain:
         return False
+    if isinstance(value, ShardTensor):
+        spec = base.with_rows(0, count_true(mask)).with_true_parts(true_parts(mask))
+        if value.spec != spec:
+            return False
     local[places_of(mask.local) if isinstance(value, Tensor) else mask.local] = _met(value, target.spec)
     written(target)
     return True

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -277,6 +279,7 @@ def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compi
     for name in given.keys() - (known := config.get_config_copy()).keys():
         raise ConfigError(f"options: inductor has no {name!r}{near_matches(name, known, listed=False)}")
     chosen = {**(list_mode_options(mode) if mode else {}), **given, "fallback_random": True}
+    check_libraries()
 
     def run(gm: GraphModule, inputs: list[Any], *, is_backward: bool) -> Callable[..., Any]:
         # what is computed while values travel would go to where memory is least
@@ -286,6 +289,29 @@ def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compi
         return compiled
 
     return partial(run, is_backward=False), partial(run, is_backward=True)
+
+
+def check_libraries() -> None:
+    """Have inductor raise where a library in its cache was cut: the process would end by SIGBUS where it is loaded.
+
+    The table of sections is the last of such a file, and its header says where that is.
+    """
+    from torch._inductor.codecache import CppCodeCache as Cache
+
+    if hasattr(Cache, "unchecked"):
+        return
+    load = Cache.unchecked = Cache._load_library.__func__  # type: ignore[attr-defined]
+
+    def checked(cls: type, path: str, key: str) -> object:
+        with Path(path).open("rb") as file:
+            head = file.read(64)
+        if len(head) == 64 and head.startswith(b"\x7fELF\2\1"):  # of 64 bits, little-endian
+            (start,), (size, num) = struct.unpack_from("<Q", head, 40), struct.unpack_from("<HH", head, 58)
+            if Path(path).stat().st_size < start + size * num:
+                raise OSError(f"{path}: file too short")
+        return load(cls, path, key)
+
+    Cache._load_library = classmethod(checked)  # type: ignore[assignment, method-assign]
 
 
 def called_module(function: Any) -> nn.Module | None:

@@ -3,6 +3,7 @@
 None is used anywhere else, and importing scidata patches nothing.
 """
 
+import _ctypes
 import ast
 import functools
 import inspect
@@ -878,3 +879,16 @@ def test_dynamo_is_what_an_optimizer_imports():
     program += f"torch.optim.SGD([p], 0.1).step()\nprint({of_groups.DYNAMO!r} in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
     assert ran.stdout.split() == ["False", "True"]
+
+
+def test_a_library_that_was_cut_raises_before_it_is_loaded(tmp_path):
+    from torch._inductor.codecache import CppCodeCache
+
+    of_graphs.check_libraries()
+    whole, path = Path(_ctypes.__file__).read_bytes(), tmp_path / "kernel.so"
+    for size in (len(whole) // 2, len(whole) - 1, 100, 10):
+        path.write_bytes(whole[:size])
+        with pytest.raises(OSError, match="file too short"):
+            CppCodeCache._load_library(str(path), "key")
+    path.write_bytes(whole)
+    assert CppCodeCache._load_library(str(path), "key").key == "key"

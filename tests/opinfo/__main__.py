@@ -20,7 +20,7 @@ import torch
 
 from scidata.testing import RankError, run_ranks
 from tests.opinfo.cases import DTYPES, Found, on_ranks, operations
-from tests.opinfo.report import table
+from tests.opinfo.report import table, with_columns
 
 #: Operations on the same ranks, which take some seconds to import the samples, and what these may take, in seconds; of
 #: DTensors, of which many hang, in short stretches. A collective waits half as long.
@@ -71,7 +71,14 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="write a table of all operations, in Markdown")
     parser.add_argument("--beside", type=Path, help="what --dtensor --json wrote, for the table")
     parser.add_argument("--json", type=Path, help="write counts and notes of each operation")
+    parser.add_argument(
+        "--columns", nargs="*", help="DTYPE=FILE of --json: add these to the page of --write; run nothing"
+    )
     options = parser.parse_args()
+    if options.columns:
+        runs = {dtype: json.loads(Path(file).read_text()) for dtype, file in (c.split("=", 1) for c in options.columns)}
+        options.write.write_text(with_columns(options.write.read_text(), runs))
+        return
     names = options.names or list(operations())
     total: Counter[str] = Counter()
     results = []

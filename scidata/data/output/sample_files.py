@@ -109,8 +109,10 @@ class FilesLike(RowsLike):
                     name = f"{stored:06d}_{name}"
                 found[index] = f"{name}/{time}"
                 continue
+            suffix = format_of(self._paths[stored][0], self._kind)[0]
+            name = re.sub(r"\.(cas|msh|dat)$", "", name) if suffix == ".dat.h5" else name
             name += "" if num == 1 else f"_{step:0{max(4, len(str(num - 1)))}d}"
-            found[index] = name + format_of(self._paths[stored][0], self._kind)[0]
+            found[index] = name + suffix
         return found
 
     def _case(self, stored: int, num: int) -> tuple[str, list[str]] | None:
@@ -173,7 +175,8 @@ class FilesLike(RowsLike):
         if settings.get("entity") == "cell":  # points, too, are the source's cells then
             arrays = [replace(each, field=replace(each.field, entity="cell")) for each in arrays]
         made = os.path.join(folder, TEMPORARY + name.replace("/", "_"))
-        format_of(path, self._kind)[1](SourceFile(path=path, reading=reading, step=step), made, arrays, is_packed)
+        source = SourceFile(path=path, reading=reading, step=step, others=self._paths[stored][1:])
+        format_of(path, self._kind)[1](source, made, arrays, is_packed)
         settle(made, os.path.join(folder, os.path.dirname(name) or name))
 
 

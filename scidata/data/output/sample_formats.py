@@ -24,11 +24,14 @@ from scidata.data.output.flat_output import attributes_held
 from scidata.data.output.vtkhdf_output import GROUPS, ROOT, in_space, write_mesh
 from scidata.errors import ConfigError, RefusedError, UnsupportedFormatError
 from scidata.meshes.formats.base import base_name
+from scidata.meshes.formats.cgns_write import add_to_cgns
+from scidata.meshes.formats.fluent import add_results, is_results
 from scidata.meshes.formats.foam import FoamSource, is_case
+from scidata.meshes.formats.meshio import read_polyhedra
 from scidata.meshes.formats.vtk_write import add_to_vtk, write_vtk
 from scidata.meshes.formats.xdmf_write import write_xdmf
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.order.cells import POLYHEDRON
+from scidata.meshes.order.polyhedra import CellFaces
 from scidata.meshes.samples import read_samples
 from scidata.sources.collections import PARALLEL, is_step
 from scidata.sources.groups import split_group
@@ -40,22 +43,31 @@ from scidata.store.format.durable import remove
 class SourceFile:
     """The file that has the points, and cells, of a sample.
 
-    ``reading``: arguments of :func:`read_samples` for it; ``step``: which of its samples it is.
+    ``reading``: arguments of :func:`read_samples` for it; ``step``: which of its samples it is; ``others``: the files
+    beside it that the sample was made of.
     """
 
     path: str
     reading: Mapping[str, Any] = field(default_factory=dict)
     step: int = 0
+    others: Sequence[str] = ()
 
-    def geometry(self) -> tuple[FloatArray, RawCells | None]:
-        """Read points, ``(num_points, 3)``, and cells, in the file's order."""
+    def geometry(self) -> tuple[FloatArray, RawCells | None, Sequence[CellFaces]]:
+        """Read points, ``(num_points, 3)``, cells, and the faces of polyhedra, in the file's order."""
+        if (mesh := read_polyhedra(self.path, self.reading.get("topology"))) is not None:
+            return in_space(mesh.points, on_sphere=False), mesh.cells, mesh.faces
         topology = read_samples(self.path, **self.reading).header(0).topology  # type: ignore[union-attr]
         found = topology.load()
         if found.points is None:
             raise ConfigError(f"{self.path}: has no positions, and a mesh of it cannot be written")
-        if found.cells is not None and (found.cells.cell_type == POLYHEDRON).any():
-            raise UnsupportedFormatError(f"{self.path}: has polyhedra, of which no new file is written")
-        return in_space(found.points, on_sphere=topology.on_sphere), found.cells
+        return in_space(found.points, on_sphere=topology.on_sphere), found.cells, ()
+
+    def cells(self, kind: str) -> tuple[FloatArray, RawCells | None]:
+        """Read points and cells; raises UnsupportedFormatError for polyhedra."""
+        points, cells, faces = self.geometry()
+        if faces:
+            raise UnsupportedFormatError(f"{self.path}: has polyhedra, which {kind} has not here; write format='vtu'")
+        return points, cells
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,11 +145,12 @@ def _replace(file: h5py.File, path: str, values: AnyArray, *, is_packed: bool) -
 
 
 def _new_vtk(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool, *, kind: str) -> None:
-    write_vtk(target, kind, *source.geometry(), *_split(arrays), is_packed=is_packed)
+    points, cells, faces = source.geometry()
+    write_vtk(target, kind, points, cells, *_split(arrays), is_packed=is_packed, faces=faces)
 
 
 def _new_vtkhdf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
-    points, cells = source.geometry()
+    points, cells = source.cells("VTKHDF")
     with h5py.File(target, "w") as file:
         write_mesh(file.create_group(ROOT), points, cells)
         for each in arrays:
@@ -145,11 +158,30 @@ def _new_vtkhdf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_
 
 
 def _new_xdmf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
-    points, cells = source.geometry()
+    points, cells = source.cells("XDMF")
     cells = RawCells.of_kind(np.arange(len(points))[:, None], 1) if cells is None else cells
     groups = dict(zip(("Node", "Cell"), _split(arrays), strict=True))
     name = os.path.splitext(os.path.basename(target).removeprefix(TEMPORARY))[0] + ".h5"
     write_xdmf(target, target + ".h5", name, points, cells, groups, is_packed=is_packed)
+
+
+def _onto_cgns(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
+    shutil.copyfile(source.path, target)
+    add_to_cgns(source.path, target, *_split(arrays))
+
+
+def _onto_fluent(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
+    results = [path for path in source.others if is_results(path)]
+    if results:
+        shutil.copyfile(results[source.step if len(results) > 1 else 0], target)
+    of_points, of_cells = _split(arrays)
+    if of_points:
+        raise ConfigError(
+            f"{source.path}: Fluent's results have fields of cells, not of points: {', '.join(of_points)}"
+        )
+    add_results(target, of_cells)
+    folder, name = os.path.split(target)
+    _fill(source.path, os.path.join(folder, name.removeprefix(TEMPORARY).removesuffix(".dat.h5") + ".cas.h5"))
 
 
 def _onto_case(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
@@ -224,6 +256,7 @@ NEW: Mapping[str, tuple[str, WriteFile]] = {
 #: Formats of sources that arrays are added to, by suffix.
 ONTO: Mapping[str, WriteFile] = {
     ".vtp": _onto_vtk, ".vtu": _onto_vtk, **dict.fromkeys((".vtkhdf", ".h5", ".hdf5", ".hdf", ".he5"), _onto_hdf5),
+    ".cgns": _onto_cgns,
 }  # fmt: skip
 
 
@@ -236,10 +269,12 @@ def format_of(path: str, chosen: str | None) -> tuple[str, WriteFile]:
     suffix = os.path.splitext(path)[1]
     if is_step(path) or suffix.lower() in PARALLEL:  # its files share points, and have copies of cells
         return NEW[suffix[-3:].lower()]
-    is_other = path.lower().endswith(tuple(MESHES_IN_HDF5))
+    if path.lower().endswith((".cas.h5", ".msh.h5")):
+        return ".dat.h5", _onto_fluent
+    is_other = path.lower().endswith(tuple(MESHES_IN_HDF5)) and suffix.lower() != ".cgns"
     if suffix.lower() not in ONTO or is_other or split_group(path) is not None:
         raise ConfigError(
-            f"{path}: fields are added to files of {', '.join(ONTO)} and OpenFOAM's cases alone; write new ones of its "
-            f"mesh with create(format=...): {', '.join(map(repr, NEW))}"
+            f"{path}: fields are added to files of {', '.join(ONTO)}, Fluent's and OpenFOAM's cases alone; "
+            f"write new ones of its mesh with create(format=...): {', '.join(map(repr, NEW))}"
         )
     return suffix, ONTO[suffix.lower()]

@@ -22,7 +22,8 @@ from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.formats.arrays import as_indices, join_cells, polygon_types
 from scidata.meshes.formats.base import damage_named
 from scidata.meshes.formats.cgns_tree import Node, open_tree
-from scidata.meshes.formats.vtk_pieces import MeshData, polyhedra_as_rows
+from scidata.meshes.formats.mesh_data import MeshData
+from scidata.meshes.formats.vtk_pieces import polyhedra_as_rows
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import NUM_NODES, POLYGON, POLYHEDRON
 from scidata.meshes.order.ids import ranges
@@ -68,14 +69,8 @@ def is_cgns(path: str) -> bool:
         return base is None or base.label != ""
 
 
-def read_cgns(path: str) -> MeshData:
-    """Return the mesh of all zones of a file, in the file's order.
-
-    Raises UnsupportedFormatError: elements of other types, moving grids, coordinates other than X, Y, Z, bases of
-    several dimensions.
-    Raises CorruptDataError: parts are missing or do not fit together.
-    """
-    left_out: dict[str, str] = {}
+def read_zones(path: str, left_out: dict[str, str]) -> tuple[list[_Zone], IntArray, IntArray]:
+    """Return the zones of a file, which of all their nodes stay, and the new number of each."""
     with damage_named(path), open_tree(path) as root, damage_named(path):
         found = [(base, zone) for base in root.of("CGNSBase_t") for zone in base.of("Zone_t")]
         dims = {tuple(base.values().tolist()) for base, _ in found}
@@ -85,8 +80,19 @@ def read_cgns(path: str) -> MeshData:
             )
         cell_dim, physical_dim = map(int, dims.pop())
         zones = [_zone(path, base.name, zone, cell_dim, physical_dim, left_out) for base, zone in found]
-        first = bounds_of([len(zone.points) for zone in zones])
-        kept, new = _joined(zones, first, left_out)
+        return zones, *_joined(zones, bounds_of([len(zone.points) for zone in zones]), left_out)
+
+
+def read_cgns(path: str, *, as_rows: bool = True) -> MeshData:
+    """Return the mesh of all zones of a file, in the file's order; polyhedra as rows, or as they are.
+
+    Raises UnsupportedFormatError: elements of other types, moving grids, coordinates other than X, Y, Z, bases of
+    several dimensions.
+    Raises CorruptDataError: parts are missing or do not fit together.
+    """
+    left_out: dict[str, str] = {}
+    zones, kept, new = read_zones(path, left_out)
+    first = bounds_of([len(zone.points) for zone in zones])
     points = np.concatenate([zone.points for zone in zones])[kept]
     at_node, at_cell = first.tolist(), bounds_of([zone.cells.num_cells for zone in zones]).tolist()
     cells = join_cells(
@@ -98,10 +104,10 @@ def read_cgns(path: str) -> MeshData:
         for zone, at, cell in zip(zones, at_node, at_cell, strict=False)
         if zone.faces is not None
     ]
-    if faces:
+    if faces and as_rows:
         return polyhedra_as_rows(path, points, cells, faces, of_nodes, of_cells, left_out)
     of_nodes = {name: values[kept] for name, values in of_nodes.items()}
-    return MeshData(points=points, cells=cells, point_data=of_nodes, cell_data=of_cells, left_out=left_out)
+    return MeshData(points=points, cells=cells, point_data=of_nodes, cell_data=of_cells, left_out=left_out, faces=faces)
 
 
 def _of_all(data: list[dict[str, AnyArray]], left_out: dict[str, str]) -> dict[str, AnyArray]:

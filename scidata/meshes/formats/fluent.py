@@ -9,6 +9,7 @@ hexahedra; else each is a row at its centre, joined to others across faces. Fiel
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import h5py
 import numpy as np
@@ -18,8 +19,9 @@ from scidata.core.types import AnyArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.formats.arrays import as_indices, polygon_types
 from scidata.meshes.formats.base import damage_named
-from scidata.meshes.formats.vtk_pieces import MeshData
+from scidata.meshes.formats.mesh_data import MeshData
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.cells import POLYHEDRON
 from scidata.meshes.order.polyhedra import Faces
 from scidata.sources.hdf5.walk import damage_as_corrupt_data, open_h5
 
@@ -40,7 +42,7 @@ def results_of(path: str) -> str | None:
     return beside if path.lower().endswith(".cas.h5") and os.path.isfile(beside) else None
 
 
-def read_fluent(path: str) -> MeshData:
+def read_fluent(path: str, *, as_rows: bool = True) -> MeshData:
     """Return the mesh of a case, or the fields of results, which have no points.
 
     Raises UnsupportedFormatError: several meshes, surfaces without cells, refined, overlapping or non-conformal meshes.
@@ -50,10 +52,10 @@ def read_fluent(path: str) -> MeshData:
         if is_results(path):
             fields, left_out = _fields(path, h5["results"])
             return MeshData(points=np.empty((0, 3)), cells=None, point_data={}, cell_data=fields, left_out=left_out)
-        return _mesh(path, h5["meshes"])
+        return _mesh(path, h5["meshes"], as_rows=as_rows)
 
 
-def _mesh(path: str, meshes: h5py.Group) -> MeshData:
+def _mesh(path: str, meshes: h5py.Group, *, as_rows: bool) -> MeshData:
     mesh = next(iter(meshes.values()))
     num_nodes, num_faces, num_cells = (int(mesh.attrs[f"{name}Count"][0]) for name in ("node", "face", "cell"))
     groups = {*mesh.get("cells", ()), *mesh["faces"]}
@@ -80,6 +82,10 @@ def _mesh(path: str, meshes: h5py.Group) -> MeshData:
     faces.checked(path, num_nodes, num_cells)
     if (cells := faces.solids(num_cells)) is not None:
         return MeshData(points=points, cells=cells, point_data={}, cell_data={})
+    if not as_rows:
+        none = np.zeros(num_cells + 1, np.int64)
+        cells = RawCells(offsets=none, connectivity=none[:0], cell_type=np.full(num_cells, POLYHEDRON, np.uint8))
+        return MeshData(points=points, cells=cells, point_data={}, cell_data={}, faces=[faces.of_cells()])
     centres, volumes = faces.centres_and_volumes(points, num_cells, where=path)
     return MeshData(  # faces are turned towards the first of their cells
         points=centres, cells=None, point_data={}, cell_data={"volume": -volumes}, edge_index=faces.edges(num_cells)
@@ -140,3 +146,25 @@ def _fields(path: str, results: h5py.Group) -> tuple[dict[str, AnyArray], dict[s
         others = [name for name in group.get("faces", ()) if name != "fields" and before + name not in found]
         left_out |= {f"{before}{name}": "lives on faces" for name in others}
     return found, left_out
+
+
+def add_results(path: str, fields: Mapping[str, AnyArray]) -> None:
+    """Add fields of cells, ``(num_cells,)`` or ``(num_cells, num_components)``, to a file of results, or a new one.
+
+    One of a name that is there takes its place; those of a phase are named as :func:`read_fluent` names them.
+    """
+    with h5py.File(path, "a") as h5:
+        results = h5.require_group("results")
+        run = results.require_group(next((name for name in results if name.isdigit()), "1"))
+        for full, values in fields.items():
+            phase, _, name = full.partition("_") if full.partition("_")[0] in run else ("phase-1", "", full)
+            cells = run.require_group(f"{phase}/cells")
+            known = cells["fields"][()] if "fields" in cells else [b""]
+            names = [each for each in b";".join(np.ravel(known)).decode().split(";") if each]
+            for gone in ({"fields"} & {*cells}) | ({name} & {*cells}):
+                del cells[gone]
+            cells["fields"] = np.array([";".join(dict.fromkeys([*names, name])).encode()])
+            field = cells.create_group(name)
+            field.attrs["nSections"] = np.array([1], "u8")
+            section = field.create_dataset("1", data=values)
+            section.attrs.update(minId=np.array([1], "u8"), maxId=np.array([len(values)], "u8"))

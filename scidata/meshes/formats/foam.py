@@ -23,7 +23,7 @@ from scidata.meshes.formats import foam_files
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.foam_files import AGAIN, COMPONENTS, FoamFile, dimensions_of, existing
 from scidata.meshes.geometry import Geometry
-from scidata.meshes.order.polyhedra import Faces
+from scidata.meshes.order.polyhedra import CellFaces, Faces
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
 
 #: Suffixes of the empty files by which ParaView opens a case.
@@ -304,6 +304,17 @@ class FoamSource(WholeFileSource[_Cells]):
         """The cells' centres, and the edges between them."""
         cells = self._read()
         return Geometry(points=cells.centres, edge_index=cells.edges)
+
+    def polyhedra(self) -> tuple[FloatArray, CellFaces]:
+        """Return the points of all parts, side by side, and the faces of all cells."""
+        points, found, first = list[FloatArray](), list[CellFaces](), 0
+        for part, num, own in zip(self.parts, self._num_cells, self._rows(), strict=True):
+            sizes, nodes, cell = part.faces(num).of_cells()
+            found.append((sizes, nodes + first, np.arange(self.num_cells)[own][cell]))
+            points.append(part.points)
+            first += len(points[-1])
+        sizes, nodes, cell = map(np.concatenate, zip(*found, strict=True))
+        return np.concatenate(points), (sizes, nodes, cell)
 
     def _parse(self) -> _Cells:
         rows = self._rows()

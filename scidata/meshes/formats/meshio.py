@@ -37,12 +37,13 @@ from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.cgns import is_cgns, read_cgns
 from scidata.meshes.formats.fluent import is_results, read_fluent
 from scidata.meshes.formats.foam import FoamSource, is_case
+from scidata.meshes.formats.mesh_data import MeshData
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
 from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
-from scidata.meshes.formats.vtk_pieces import MeshData, read_files, read_vtk
+from scidata.meshes.formats.vtk_pieces import read_files, read_vtk
 from scidata.meshes.geometry import Geometry, RawCells
-from scidata.meshes.order.cells import CELL_NAMES, FOR_POLYHEDRA
+from scidata.meshes.order.cells import CELL_NAMES, FOR_POLYHEDRA, POLYHEDRON
 from scidata.sources import open_source
 from scidata.sources.collections import PARALLEL, parts_of
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
@@ -217,7 +218,7 @@ def _check_regular(path: str) -> None:
         raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); name a file")
 
 
-def _read(path: str, *, allow_external: bool) -> MeshData:
+def _read(path: str, *, allow_external: bool, as_rows: bool = True) -> MeshData:
     if _is_vtk_xml(path):
         files = {}
         for part in parts_of(path):
@@ -225,7 +226,7 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
             check_outside(part, allow_external=allow_external)
             with open(part, "rb") as file:
                 files[part] = file.read()
-        return read_files(path, files)
+        return read_files(path, files, as_rows=as_rows)
     _check_regular(path)
     if _is_for_vtk(path) and importlib.util.find_spec("vtkmodules") is not None:
         check_outside(path, allow_external=allow_external)
@@ -233,9 +234,9 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     if path.lower().endswith(tuple(MESHES_IN_HDF5)):
         check_outside(path, allow_external=allow_external)
         if not path.lower().endswith(".cgns"):
-            return read_fluent(path)
+            return read_fluent(path, as_rows=as_rows)
         if is_cgns(path):
-            return read_cgns(path)
+            return read_cgns(path, as_rows=as_rows)
     needs = f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio"
     meshio: Any = optional_module("meshio", needs, "meshio")
     check_outside(path, allow_external=allow_external)
@@ -270,6 +271,18 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
             for name, blocks in mesh.cell_data.items()
         },
     )
+
+
+def read_polyhedra(path: str, region: str | None = None) -> MeshData | None:
+    """Return the cells of a file, or case, with their faces where there are polyhedra; None of other formats."""
+    if is_case(path):
+        points, faces = FoamSource(path, region).polyhedra()
+        none = np.zeros(int(faces[2].max(initial=-1)) + 2, np.int64)
+        cells = RawCells(offsets=none, connectivity=none[:0], cell_type=np.full(len(none) - 1, POLYHEDRON, np.uint8))
+        return MeshData(points=points, cells=cells, point_data={}, cell_data={}, faces=[faces])
+    if not _is_vtk_xml(path) and not path.lower().endswith(tuple(MESHES_IN_HDF5)):
+        return None
+    return _read(path, allow_external=False, as_rows=False)
 
 
 def _read_obj(path: str, meshio: Any) -> Any:

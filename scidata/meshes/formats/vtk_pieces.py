@@ -12,15 +12,16 @@ field they are no cells, and left out they would be lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import AnyArray, BoolArray, ByteArray, IntArray
+from scidata.core.types import AnyArray, ByteArray, IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
-from scidata.meshes.formats.arrays import DUPLICATE, GHOSTS, as_indices, nodes_of_piece, polygon_types
+from scidata.meshes.formats.arrays import GHOSTS, as_indices, nodes_of_piece, polygon_types
+from scidata.meshes.formats.mesh_data import MeshData, connect, marked, take_copies
 from scidata.meshes.formats.vtk_xml import AGAIN, VTKFile, parse
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import POLYHEDRON
@@ -34,27 +35,15 @@ _KINDS = {".vtp": "PolyData", ".vtu": "UnstructuredGrid"}
 SUFFIXES = tuple(_KINDS)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MeshData:
-    """A mesh, or a cloud, all of which was read."""
-
-    points: AnyArray  # ``(num_points, 2 or 3)``; of a grid with polyhedra its cells' centres
-    cells: RawCells | None  # None of a cloud, and of a grid with polyhedra
-    # point_data, cell_data: fields by name, one row for each point or cell
-    point_data: Mapping[str, AnyArray]
-    cell_data: Mapping[str, AnyArray]
-    left_out: dict[str, str] = field(default_factory=dict)  # why fields of the file are not there
-    # ``(2, num_edges)`` int64: cells that share a face, of a grid with polyhedra; else None
-    edge_index: IntArray | None = None
-
-
 def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
     """Return the surface, cloud or grid of a file, as :func:`read_files`."""
     return read_files(path, {path: data}, suffix)
 
 
-def read_files(path: str, files: Mapping[str, bytes], suffix: str = "") -> MeshData:
+def read_files(path: str, files: Mapping[str, bytes], suffix: str = "", *, as_rows: bool = True) -> MeshData:
     """Return the surface, cloud or grid of one file, or of the several that ``path`` names; ``files``: their contents.
+
+    ``as_rows``: of a grid with polyhedra the cells as rows.
 
     Raises UnsupportedFormatError: its type is not that of its suffix; or it has lines, or vertices beside polygons.
     Raises CorruptDataError: an array is damaged, missing, or too short or long.
@@ -80,8 +69,8 @@ def read_files(path: str, files: Mapping[str, bytes], suffix: str = "") -> MeshD
     of_points = [piece.data("PointData", len(piece.points)) for piece in pieces]
     of_cells = [piece.data("CellData", piece.num_cells) for piece in pieces]
     if len(found) > 1:
-        of_points = [_marked(data, len(piece.points)) for data, piece in zip(of_points, pieces, strict=True)]
-        of_cells = [_marked(data, piece.num_cells) for data, piece in zip(of_cells, pieces, strict=True)]
+        of_points = [marked(data, len(piece.points)) for data, piece in zip(of_points, pieces, strict=True)]
+        of_cells = [marked(data, piece.num_cells) for data, piece in zip(of_cells, pieces, strict=True)]
     point_data, cell_data = (_joined(path, d, left_out if len(found) > 1 else None) for d in (of_points, of_cells))
     faces: list[CellFaces] = []
     if suffix == ".vtu":
@@ -103,7 +92,7 @@ def read_files(path: str, files: Mapping[str, bytes], suffix: str = "") -> MeshD
         if len(found) == 1:
             return mesh
         data = dict(mesh.point_data)
-        own = ~_is_copy(data)
+        own = ~take_copies(data)
         data = {name: values[own] for name, values in data.items()}
         return replace(mesh, points=points[own], point_data=data, left_out=mesh.left_out | left_out)
     else:
@@ -122,7 +111,9 @@ def read_files(path: str, files: Mapping[str, bytes], suffix: str = "") -> MeshD
     if len(found) > 1 and len(points):
         names = {piece.name_of_ids for piece in pieces}
         ids = point_data.get(names.pop() or "") if len(names) == 1 else None
-        mesh, faces = _connect(path, mesh, faces, first, ids)
+        mesh, faces = connect(path, mesh, faces, first, ids)
+    if faces and not as_rows:
+        return replace(mesh, faces=faces)
     if faces:
         assert mesh.cells is not None
         return polyhedra_as_rows(
@@ -349,83 +340,6 @@ def _joined(
         if len(found) < len(pieces) and left_out is not None:
             left_out[name] = f"only {len(found)} of {len(pieces)} pieces have it"
     return {n: np.concatenate([piece[n] for piece in pieces]) for n in pieces[0] if all(n in piece for piece in pieces)}
-
-
-def _marked(data: dict[str, AnyArray], num: int) -> dict[str, AnyArray]:
-    """Return the fields of a piece with VTK's marks of copies, in place of those of VTK 6."""
-    levels = data.pop("vtkGhostLevels", np.zeros(num))
-    return {GHOSTS: (levels > 0).astype(np.uint8)} | data
-
-
-def _is_copy(data: dict[str, AnyArray]) -> BoolArray:
-    """Say which rows are copies of those of other files; take the marks out."""
-    marks = data[GHOSTS].astype(np.uint8)
-    data[GHOSTS] = marks & ~np.uint8(DUPLICATE)
-    return marks & DUPLICATE != 0
-
-
-def _connect(
-    path: str, mesh: MeshData, faces: list[CellFaces], first: IntArray, ids: AnyArray | None
-) -> tuple[MeshData, list[CellFaces]]:
-    """Leave out the copies of cells, and the points of these alone; points of several files at one place become one.
-
-    ``ids``: what says which points are one, in place of their positions. Of several, the values are those of the first
-    that is not marked as a copy.
-    """
-    cells, num, of_file = mesh.cells, len(mesh.points), np.repeat(np.arange(len(first) - 1), np.diff(first))
-    assert cells is not None
-    of_points, of_cells = dict(mesh.point_data), dict(mesh.cell_data)
-    is_copy, own = _is_copy(of_points), ~_is_copy(of_cells)
-    keys = np.asarray(mesh.points.T if ids is None else ids[None])
-    order = np.lexsort(keys)  # in each place the files in their order
-    differs = np.insert((keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0), 0, True)
-    begins, place = np.flatnonzero(differs), np.cumsum(differs) - 1
-    twice = np.insert(of_file[order[1:]] == of_file[order[:-1]], 0, False) & ~differs
-    unclear = np.bincount(place[twice], minlength=len(begins)) > 0
-    unclear &= of_file[order[begins]] != of_file[order[np.append(begins[1:], num) - 1]]
-    one = np.empty(num, np.int64)
-    best = np.minimum.reduceat(order + num * is_copy[order], begins) % num
-    one[order] = np.where(unclear[place], order, best[place])
-    left_out = dict(mesh.left_out)
-    if unclear.any():
-        left_out[f"points at {int(unclear.sum())} places"] = (
-            "several of one file lie there, so that they are not joined with those of other files: write GlobalIds"
-        )
-
-    def used(nodes: IntArray) -> BoolArray:
-        found = np.zeros(num, bool)
-        found[one[nodes[(nodes >= 0) & (nodes < num)]]] = True
-        return found
-
-    begins, ends = cells.offsets[:-1][own], cells.offsets[1:][own]
-    nodes = cells.connectivity[ranges(begins, ends)]
-    stays = np.zeros(num, bool)
-    stays[one] = True
-    stays &= used(nodes) | ~used(cells.connectivity)
-    alone = is_copy & used(nodes) & (np.bincount(one, minlength=num) == 1)
-    if alone.any():
-        raise UnsupportedFormatError(
-            f"{path}: {int(alone.sum())} points are marked as copies of other files' (first: "
-            f"{int(np.flatnonzero(alone)[0])}), which have none at their places; write GlobalIds (vtkGenerateGlobalIds)"
-        )
-    new = (np.cumsum(stays) - 1)[one]
-
-    def renamed(nodes: IntArray) -> IntArray:  # wrong ones are left for checks to name
-        fits = (nodes >= 0) & (nodes < num)
-        return np.where(fits, new[np.where(fits, nodes, 0)], nodes)
-
-    left = []
-    for sizes, nodes_of_faces, cell in faces:
-        is_own = own[cell]
-        nodes_left = nodes_of_faces[np.repeat(is_own, sizes)]
-        left.append((sizes[is_own], renamed(nodes_left), (np.cumsum(own) - 1)[cell[is_own]]))
-    joined = RawCells(offsets=bounds_of(ends - begins), connectivity=renamed(nodes), cell_type=cells.cell_type[own])
-    of_points, of_cells = (
-        {n: x[is_left] for n, x in each.items()} for each, is_left in ((of_points, stays), (of_cells, own))
-    )
-    return MeshData(
-        points=mesh.points[stays], cells=joined, point_data=of_points, cell_data=of_cells, left_out=left_out
-    ), left
 
 
 def _cloud(

@@ -9,18 +9,22 @@ from __future__ import annotations
 import base64
 import lzma
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 from numcodecs import lz4
 
+from scidata.core.bounds import bounds_of
 from scidata.core.types import AnyArray
 from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.meshes.formats.vtk_pieces import count_of
 from scidata.meshes.formats.vtk_xml import TYPES, VTKFile, parse
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.cells import POLYHEDRON
+from scidata.meshes.order.ids import distinct, ranges
+from scidata.meshes.order.polyhedra import CellFaces
 
 _BLOCK = 1 << 20  # bytes that are packed together
 _NAMES = {code: name for name, code in TYPES.items()}
@@ -58,12 +62,12 @@ def add_to_vtk(path: str, data: bytes, target: str, point_data: Arrays, cell_dat
 
 def write_vtk(
     target: str, kind: str, points: AnyArray, cells: RawCells | None, point_data: Arrays, cell_data: Arrays, *,
-    is_packed: bool = False,
+    is_packed: bool = False, faces: Sequence[CellFaces] = (),
 ) -> None:  # fmt: skip
     """Write a mesh, or a cloud, where ``cells`` is None, as ``"PolyData"`` or ``"UnstructuredGrid"``.
 
-    Points are ``(num_points, 3)``; arrays are packed by zlib, or not. Raises UnsupportedFormatError for cells of a
-    volume, or lines, as PolyData.
+    Points are ``(num_points, 3)``; ``faces`` are those of polyhedra among the cells; arrays are packed by zlib, or not.
+    Raises UnsupportedFormatError for cells of a volume, or lines, as PolyData.
     """
     if cells is None:
         cells = RawCells.of_kind(np.arange(len(points))[:, None], _VERTEX)
@@ -80,13 +84,43 @@ def write_vtk(
     counts = {"NumberOfPoints": len(points), f"NumberOf{lists}": cells.num_cells}
     piece = ElementTree.SubElement(ElementTree.SubElement(root, kind), "Piece", {k: str(n) for k, n in counts.items()})
     appended = _Appended(VTKFile(path=target, root=root, appended=b"", is_raw=True))
+    of_polyhedra: dict[str, AnyArray] = {}
+    if faces:
+        cells, of_polyhedra = with_faces(cells, faces)
     for_cells: dict[str, AnyArray] = {"connectivity": cells.connectivity, "offsets": cells.offsets[1:]}
-    for_cells |= {"types": cells.cell_type} if is_grid else {}
+    for_cells |= {"types": cells.cell_type, **of_polyhedra} if is_grid else {}
     content = {"PointData": point_data, "CellData": cell_data, "Points": {"Points": points}, lists: for_cells}
     for group, arrays in content.items():
         for name, values in arrays.items():
             appended.add(piece, group, name, values)
     appended.write(target)
+
+
+def with_faces(cells: RawCells, faces: Sequence[CellFaces]) -> tuple[RawCells, dict[str, AnyArray]]:
+    """Return cells of which polyhedra have their nodes, and VTK's two arrays of their faces.
+
+    ``faces`` has, of each polyhedron, their number and, of each, its size and nodes; ``faceoffsets`` where that ends.
+    """
+    sizes, nodes, cell = map(np.concatenate, zip(*faces, strict=True))
+    order, first, others = np.argsort(cell, kind="stable"), bounds_of(sizes), cells.cell_type != POLYHEDRON
+    begins, ends = cells.offsets[:-1][others], cells.offsets[1:][others]
+    most = int(nodes.max(initial=0)) + 1
+    own = distinct(np.repeat(cell, sizes) * most + nodes)
+    every = np.append(np.repeat(np.flatnonzero(others), ends - begins), own // most)
+    connectivity = np.append(cells.connectivity[ranges(begins, ends)], own % most)[np.argsort(every, kind="stable")]
+    cell, sizes, at = cell[order], sizes[order], first[:-1][order]
+    begun = np.diff(cell, prepend=-1) != 0
+    ends = np.cumsum(1 + sizes + begun)
+    stream, place = np.empty(ends[-1], np.int64), ends - sizes - 1
+    is_node = np.ones(len(stream), bool)
+    stream[place], stream[place[begun] - 1] = sizes, np.bincount(cell)[cell[begun]]
+    is_node[place] = is_node[place[begun] - 1] = False
+    stream[is_node] = nodes[ranges(at, at + sizes)]
+    offsets = np.full(cells.num_cells, -1, np.int64)
+    offsets[cell] = ends  # of its faces the last one stays
+    of_each = bounds_of(np.bincount(every, minlength=cells.num_cells))
+    joined = RawCells(offsets=of_each, connectivity=connectivity, cell_type=cells.cell_type)
+    return joined, {"faces": stream, "faceoffsets": offsets}
 
 
 class _Appended:

@@ -61,6 +61,13 @@ class Faces:
             )
         return self
 
+    def of_cells(self) -> CellFaces:
+        """Return the faces of each cell: those between two cells twice."""
+        inner = np.flatnonzero(self.neighbour >= 0)
+        face = np.append(np.arange(len(self.owner)), inner)
+        begins, ends = self.offsets[face], self.offsets[face + 1]
+        return ends - begins, self.nodes[ranges(begins, ends)], np.append(self.owner, self.neighbour[inner])
+
     def edges(self, num_cells: int) -> IntArray:
         """Return the pairs of cells that share a face, both directions, each once, by (destination, source)."""
         inner = self.neighbour >= 0

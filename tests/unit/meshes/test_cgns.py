@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scidata.data.output.sample_formats import NEW, ONTO, SourceFile
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.faces import SOLID_FACES, edges_across_faces
@@ -19,6 +20,7 @@ from tests.unit.meshes._cgns import (
     write_adf,
     write_hdf5,
 )
+from tests.unit.meshes.test_polyhedra_and_polydata import new_array
 
 NI, NJ, NK = 4, 3, 2  # cells
 CORNERS = np.array([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (1, 1, 1), (0, 1, 1)])
@@ -179,6 +181,13 @@ def test_polyhedra_of_two_zones(tmp_path, form):
     np.testing.assert_allclose(sample.points, centres, rtol=1e-13)
     np.testing.assert_allclose(sample.fields["volume"].read(), volumes, rtol=1e-13)
     np.testing.assert_array_equal(sample.fields["u"].read(), np.arange(24.0))
+    ONTO[".cgns"](SourceFile(path=str(path)), str(tmp_path / "out.cgns"), [new_array("cell", volumes)], False)
+    written = read_samples(tmp_path / "out.cgns", entity="cell")[0]
+    np.testing.assert_array_equal(written.fields["new"].read(), volumes)
+    NEW["vtu"][1](SourceFile(path=str(path)), str(tmp_path / "out.vtu"), [new_array("cell", volumes)], False)
+    again = read_samples(tmp_path / "out.vtu", entity="cell")[0]
+    np.testing.assert_array_equal(again.edge_index, sample.edge_index)
+    np.testing.assert_allclose(again.points, sample.points, rtol=1e-13)
 
 
 def cube():

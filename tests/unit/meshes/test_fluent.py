@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from scidata import create, open_dataset, partition
-from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnsupportedFormatError
+from scidata import open_dataset, partition
+from scidata.errors import CorruptDataError, FieldMismatchError, UnsupportedFormatError
 from scidata.meshes.formats.meshio import MeshioSource
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.faces import SOLID_FACES, edges_across_faces
@@ -63,8 +63,6 @@ def test_polygons_of_a_plane_with_results_beside(tmp_path):
     assert both.fields["SV_P"].shape == (2, 4)
     with pytest.raises(UnsupportedFormatError, match=r"run-1\.dat\.h5: has fields alone; name the mesh's file"):
         read_samples(tmp_path / "run-1.dat.h5")[0]
-    with pytest.raises(ConfigError, match="write new ones of its mesh with create"):
-        create(tmp_path / "out", like=ds).close()
     write_results(tmp_path / "a.dat.h5", {"SV_P": np.arange(3.0)})
     with pytest.raises(FieldMismatchError, match=r"field 'cell/SV_P' .* 4"):
         read_samples(path, fields="SV_P")[0]

@@ -122,7 +122,7 @@ def test_hexahedra_as_polyhedra(tmp_path):
         np.testing.assert_array_equal(sample.fields["v"].read(), values)
         with pytest.raises(UnsupportedFormatError, match=r"polyhedra.*entity='cell'"):
             read_samples(path)[0]
-    ONTO[".vtu"](SourceFile(path=str(path)), str(tmp_path / "out.vtu"), [_array("cell", volumes)], False)
+    ONTO[".vtu"](SourceFile(path=str(path)), str(tmp_path / "out.vtu"), [new_array("cell", volumes)], False)
     reader = vtk.vtkXMLUnstructuredGridReader()
     reader.SetFileName(str(tmp_path / "out.vtu"))
     reader.Update()
@@ -200,7 +200,9 @@ def test_polydata_of_vtkhdf(tmp_path):
         np.testing.assert_array_equal(sample.fields[name].read(), values)
         np.testing.assert_array_equal(sample.fields[name].read(slice(2, 11, 3)), values[2:11:3])
     with pytest.raises(UnsupportedFormatError, match="triangle strips"):
-        ONTO[".vtkhdf"](SourceFile(path=str(path)), str(tmp_path / "out.vtkhdf"), [_array("cell", np.ones(12))], False)
+        ONTO[".vtkhdf"](
+            SourceFile(path=str(path)), str(tmp_path / "out.vtkhdf"), [new_array("cell", np.ones(12))], False
+        )
     shutil.copy(path, path := tmp_path / "steps.vtkhdf")  # the other is held open
     _repeat(path)
     over = read_samples(path, fields=["cell/v"])[0].fields["cell/v"]
@@ -208,7 +210,7 @@ def test_polydata_of_vtkhdf(tmp_path):
     np.testing.assert_array_equal(over.read(slice(1, 9)), np.stack([values + i for i in range(3)])[:, 1:9])
 
 
-def _array(entity, values):
+def new_array(entity, values):
     shape = values.shape
     field = OutputField(
         name="new", dims=(entity,), shape=shape, packing=Packing(dtype=values.dtype), chunks=shape, entity=entity
@@ -228,7 +230,9 @@ def test_clouds_and_fields_written_onto_polydata(tmp_path):
         _write(vtk, _surface(vtk, rng, [(0, 1, 2)], (), [(5,)]), tmp_path / "both.vtkhdf")
     surface = _surface(vtk, rng, [(0, 1, 2), (3, 4, 5, 6)], ())
     _write(vtk, surface, path := tmp_path / "surface.vtkhdf")
-    ONTO[".vtkhdf"](SourceFile(path=str(path)), str(tmp_path / "out.vtkhdf"), [_array("cell", np.arange(2.0))], False)
+    ONTO[".vtkhdf"](
+        SourceFile(path=str(path)), str(tmp_path / "out.vtkhdf"), [new_array("cell", np.arange(2.0))], False
+    )
     reader = vtk.vtkHDFReader()
     reader.SetFileName(str(tmp_path / "out.vtkhdf"))
     reader.Update()

@@ -1,0 +1,108 @@
+"""A mesh that was read whole; of several files, connected at the points that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scidata.core.bounds import bounds_of
+from scidata.core.types import AnyArray, BoolArray, IntArray
+from scidata.errors import UnsupportedFormatError
+from scidata.meshes.formats.arrays import DUPLICATE, GHOSTS
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.ids import ranges
+from scidata.meshes.order.polyhedra import CellFaces
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeshData:
+    """A mesh, or a cloud, all of which was read."""
+
+    points: AnyArray  # ``(num_points, 2 or 3)``; of a grid with polyhedra its cells' centres
+    cells: RawCells | None  # None of a cloud, and of a grid with polyhedra
+    # point_data, cell_data: fields by name, one row for each point or cell
+    point_data: Mapping[str, AnyArray]
+    cell_data: Mapping[str, AnyArray]
+    left_out: dict[str, str] = field(default_factory=dict)  # why fields of the file are not there
+    # ``(2, num_edges)`` int64: cells that share a face, of a grid with polyhedra; else None
+    edge_index: IntArray | None = None
+    faces: Sequence[CellFaces] = ()  # of polyhedra among the cells, where these were asked for as they are
+
+
+def marked(data: dict[str, AnyArray], num: int) -> dict[str, AnyArray]:
+    """Return the fields of a piece with VTK's marks of copies, in place of those of VTK 6."""
+    levels = data.pop("vtkGhostLevels", np.zeros(num))
+    return {GHOSTS: (levels > 0).astype(np.uint8)} | data
+
+
+def take_copies(data: dict[str, AnyArray]) -> BoolArray:
+    """Say which rows are copies of those of other files; take the marks out."""
+    marks = data[GHOSTS].astype(np.uint8)
+    data[GHOSTS] = marks & ~np.uint8(DUPLICATE)
+    return marks & DUPLICATE != 0
+
+
+def connect(
+    path: str, mesh: MeshData, faces: list[CellFaces], first: IntArray, ids: AnyArray | None
+) -> tuple[MeshData, list[CellFaces]]:
+    """Leave out the copies of cells, and the points of these alone; points of several files at one place become one.
+
+    ``ids``: what says which points are one, in place of their positions. Of several, the values are those of the first
+    that is not marked as a copy.
+    """
+    cells, num, of_file = mesh.cells, len(mesh.points), np.repeat(np.arange(len(first) - 1), np.diff(first))
+    assert cells is not None
+    of_points, of_cells = dict(mesh.point_data), dict(mesh.cell_data)
+    is_copy, own = take_copies(of_points), ~take_copies(of_cells)
+    keys = np.asarray(mesh.points.T if ids is None else ids[None])
+    order = np.lexsort(keys)  # in each place the files in their order
+    differs = np.insert((keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0), 0, True)
+    begins, place = np.flatnonzero(differs), np.cumsum(differs) - 1
+    twice = np.insert(of_file[order[1:]] == of_file[order[:-1]], 0, False) & ~differs
+    unclear = np.bincount(place[twice], minlength=len(begins)) > 0
+    unclear &= of_file[order[begins]] != of_file[order[np.append(begins[1:], num) - 1]]
+    one = np.empty(num, np.int64)
+    best = np.minimum.reduceat(order + num * is_copy[order], begins) % num
+    one[order] = np.where(unclear[place], order, best[place])
+    left_out = dict(mesh.left_out)
+    if unclear.any():
+        left_out[f"points at {int(unclear.sum())} places"] = (
+            "several of one file lie there, so that they are not joined with those of other files: write GlobalIds"
+        )
+
+    def used(nodes: IntArray) -> BoolArray:
+        found = np.zeros(num, bool)
+        found[one[nodes[(nodes >= 0) & (nodes < num)]]] = True
+        return found
+
+    begins, ends = cells.offsets[:-1][own], cells.offsets[1:][own]
+    nodes = cells.connectivity[ranges(begins, ends)]
+    stays = np.zeros(num, bool)
+    stays[one] = True
+    stays &= used(nodes) | ~used(cells.connectivity)
+    alone = is_copy & used(nodes) & (np.bincount(one, minlength=num) == 1)
+    if alone.any():
+        raise UnsupportedFormatError(
+            f"{path}: {int(alone.sum())} points are marked as copies of other files' (first: "
+            f"{int(np.flatnonzero(alone)[0])}), which have none at their places; write GlobalIds (vtkGenerateGlobalIds)"
+        )
+    new = (np.cumsum(stays) - 1)[one]
+
+    def renamed(nodes: IntArray) -> IntArray:  # wrong ones are left for checks to name
+        fits = (nodes >= 0) & (nodes < num)
+        return np.where(fits, new[np.where(fits, nodes, 0)], nodes)
+
+    left = []
+    for sizes, nodes_of_faces, cell in faces:
+        is_own = own[cell]
+        nodes_left = nodes_of_faces[np.repeat(is_own, sizes)]
+        left.append((sizes[is_own], renamed(nodes_left), (np.cumsum(own) - 1)[cell[is_own]]))
+    joined = RawCells(offsets=bounds_of(ends - begins), connectivity=renamed(nodes), cell_type=cells.cell_type[own])
+    of_points, of_cells = (
+        {n: x[is_left] for n, x in each.items()} for each, is_left in ((of_points, stays), (of_cells, own))
+    )
+    return MeshData(
+        points=mesh.points[stays], cells=joined, point_data=of_points, cell_data=of_cells, left_out=left_out
+    ), left

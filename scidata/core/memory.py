@@ -90,9 +90,9 @@ class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
     slab: mmap.mmap | None = None  # views of this type have none
     begin = 0
 
-    def __del__(self) -> None:
+    def __del__(self, advice: int = mmap.MADV_DONTNEED) -> None:  # at the interpreter's end, mmap may be gone
         if self.slab is not None:
-            self.slab.madvise(mmap.MADV_DONTNEED, self.begin, self.nbytes)
+            self.slab.madvise(advice, self.begin, self.nbytes)
 
 
 class Lent(np.ndarray[Any, np.dtype[np.uint8]]):

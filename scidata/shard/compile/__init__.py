@@ -402,7 +402,8 @@ def compile(
     Raises
     ------
     ConfigError
-        An unknown backend, mode or option, ``dynamic=True``, or with ``fullgraph`` a model that cannot be captured.
+        A model that cannot be called, an unknown backend, mode or option, ``dynamic=True``, or with ``fullgraph`` a
+        model that cannot be captured.
 
     Examples
     --------
@@ -412,6 +413,8 @@ def compile(
     >>> print(scidata.explain(model, torch.ones(1, 2)).compiled[0])  # doctest: +ELLIPSIS
     Sequential: ... operations forward (0 collectives), ... operations backward (0 collectives)
     """
+    if not callable(model):
+        raise ConfigError(f"model: expected a module or a function, not {type(model).__name__}")
     if not callable(backend):
         check_choice("backend", backend, _BACKENDS)
     check_flag("fullgraph", fullgraph)

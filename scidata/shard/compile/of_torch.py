@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
 from functools import partial, wraps
@@ -49,6 +50,7 @@ def _compile(model: Any = None, **options: Any) -> Any:
     module = model if isinstance(model, nn.Module) else called_module(model)
     if module is None or options.get("disable") or _parallel.isdisjoint(module.modules()):
         return _plain[0](model, **options)
+    inspect.signature(_plain[0]).bind(model, **options)  # raises TypeError for an argument that torch does not have
     given = {"limit": options.get("recompile_limit"), "dynamic": bool(options.get("shapes_spec"))}
     given |= {name: options.get(name) for name in ("backend", "mode", "dynamic", "fullgraph", "options")}
     if callable(given["backend"]):

@@ -300,7 +300,7 @@ def check_libraries() -> None:
 
     if hasattr(Cache, "unchecked"):
         return
-    load = Cache.unchecked = Cache._load_library.__func__  # type: ignore[attr-defined]
+    load = Cache.unchecked = Cache._load_library.__func__
 
     def checked(cls: type, path: str, key: str) -> object:
         with Path(path).open("rb") as file:
@@ -311,7 +311,7 @@ def check_libraries() -> None:
                 raise OSError(f"{path}: file too short")
         return load(cls, path, key)
 
-    Cache._load_library = classmethod(checked)  # type: ignore[assignment, method-assign]
+    Cache._load_library = classmethod(checked)
 
 
 def called_module(function: Any) -> nn.Module | None:

@@ -1,5 +1,6 @@
 """Functions that were captured once where they must not be: each call gives what an eager one gives."""
 
+import functools
 import random
 import secrets
 import sys
@@ -151,6 +152,12 @@ def test_arguments_with_typos_are_named():
     ):
         with pytest.raises(ConfigError, match=said):
             scidata.compile(nn.Linear(2, 2), **given)
+    with pytest.raises(ConfigError, match="expected a module or a function, not list"):
+        scidata.compile([nn.Linear(2, 2)])
+    model = scidata.parallelize(nn.Linear(2, 2), scidata.init_mesh(domain=1))
+    for compile in (functools.partial(torch.compile, model), model.compile):
+        with pytest.raises(TypeError, match="'dynamik'"):
+            compile(dynamik=True)(torch.ones(1, 2))
 
 
 def test_default_dtypes_have_graphs_of_their_own():

@@ -198,9 +198,20 @@ def is_in_place(func: object) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
+_SPARSE = "make it of values.full_tensor(): its products with shards are right, and so are the gradients of its values"
+_REMEDIES = {
+    # by torch's pipelines
+    "isend": "call scidata.parallelize(module, mesh) before PipelineStage is made; elsewhere, send to_local()",
+    # by metrics that keep all values, too
+    "all_gather": "give it, or the metric that gathers its state, to_local(): each rank has rows of its own",
+    "torch.Tensor.as_strided": "take the offset from the rows: x.reshape(-1)[storage_offset:].as_strided(size, stride)",
+    "aten._sparse_coo_tensor_with_dims_and_tensors.default": _SPARSE,
+    "aten.sparse_compressed_tensor.comp_plain_value_size": _SPARSE,
+}
+
+
 def unsupported(func: object, reason: str, *specs: object, remedy: str = _REMEDY) -> UnsupportedShardOp:
     """Make the error for an op on these layouts."""
     layouts = "; ".join(dict.fromkeys(str(spec) for spec in specs))
-    if op_name(func) == "isend":  # by torch's pipelines
-        remedy = "call scidata.parallelize(module, mesh) before PipelineStage is made; elsewhere, send to_local()"
+    remedy = _REMEDIES.get(op_name(func), remedy)
     return UnsupportedShardOp(f"{op_name(func)}: {reason}. Layout: {layouts or 'none'}. Remedy: {remedy}")

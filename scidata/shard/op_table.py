@@ -204,7 +204,8 @@ _REMEDIES = {
     "isend": "call scidata.parallelize(module, mesh) before PipelineStage is made; elsewhere, send to_local()",
     # by metrics that keep all values, too
     "all_gather": "give it, or the metric that gathers its state, to_local(): each rank has rows of its own",
-    "torch.Tensor.as_strided": "take the offset from the rows: x.reshape(-1)[storage_offset:].as_strided(size, stride)",
+    "torch.Tensor.as_strided": "of a row-major x, x.reshape(-1)[storage_offset:].as_strided(size, stride); of others, "
+    "run it in a block of scidata.gather()",
     "aten._sparse_coo_tensor_with_dims_and_tensors.default": _SPARSE,
     "aten.sparse_compressed_tensor.comp_plain_value_size": _SPARSE,
 }

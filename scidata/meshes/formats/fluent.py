@@ -163,7 +163,7 @@ def add_results(path: str, fields: Mapping[str, AnyArray]) -> None:
             names = [each for each in b";".join(np.ravel(known)).decode().split(";") if each]
             for gone in ({"fields"} & {*cells}) | ({name} & {*cells}):
                 del cells[gone]
-            cells["fields"] = np.array([";".join(dict.fromkeys([*names, name])).encode()])
+            cells["fields"] = np.array(["".join(f"{each};" for each in dict.fromkeys([*names, name])).encode()])
             field = cells.create_group(name)
             field.attrs["nSections"] = np.array([1], "u8")
             section = field.create_dataset("1", data=values)

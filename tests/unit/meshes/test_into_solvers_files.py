@@ -104,7 +104,7 @@ def test_fluent(tmp_path):
             np.testing.assert_array_equal(sample.fields[field].read(), found[field, index])
     np.testing.assert_array_equal(read_samples(tmp_path / "out/a.cas.h5")[0].fields["SV_T"].read(), np.arange(4) + 300)
     with h5py.File(tmp_path / "out/a.dat.h5") as h5:
-        assert h5["results/1/phase-1/cells/fields"][0] == b"SV_P;SV_T;force"
+        assert h5["results/1/phase-1/cells/fields"][0] == b"SV_P;SV_T;force;"
         assert "residuals" in h5["results"]
     for dat in ("run-1.dat.h5", "run-2.dat.h5"):
         write_results(tmp_path / dat, {"SV_P": np.arange(4.0)})

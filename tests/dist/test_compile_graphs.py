@@ -152,7 +152,10 @@ class Pooled(nn.Module):
         self.double()
 
     def forward(self, x, edge_index, batch):
-        return self.pool(self.norm(self.conv(x, edge_index)), batch)
+        from torch_geometric.utils import to_dense_batch
+
+        rows, mask = to_dense_batch(self.norm(self.conv(x, edge_index)), batch)
+        return self.pool(self.norm(self.conv(x, edge_index)), batch).sum() * rows[mask]
 
 
 def dense_batches(mesh):

@@ -91,6 +91,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable and draws(func) and not (x := tensors[0]).is_contiguous():
             drawn = torch.ops.scidata.draw(x.shape, x.stride(), func._opname, args[1:], x.dtype, x.device)
             return x.copy_(drawn)
+        if self._folds and not folds and func is torch.ops.aten.index.Tensor:
+            args = args[0], self._rows_of(args[1])
         if not folds:
             try:
                 return func(*args, **(kwargs or {}))
@@ -120,6 +122,21 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_larger = sum(x.nbytes for x in new) > sum(x.nbytes for x in held)
         are_made = all(storage_of(x) in self._made for x in held)
         return is_larger and are_made and all(x.is_floating_point() for x in (*held, *new))
+
+    def _rows_of(self, index: Any) -> list[Tensor | None]:
+        """Return indices with the places of what is true in masks for these, as how many there are is known."""
+        found: list[Tensor | None] = []
+        for x in index:
+            if x is None or x.dtype != torch.bool or not has_values(x):
+                found.append(x)
+                continue
+            with unseen():
+                rows = x.nonzero().unbind(1)
+            if storage_of(x) not in self._made:
+                self.read[id(x)] = x, version_of(x)
+            self._made |= {storage_of(each): each for each in rows}
+            found += rows
+        return found
 
     def has_made(self, x: Tensor) -> bool:
         """Whether a tensor with values was computed here."""

@@ -23,6 +23,7 @@ from scidata.meshes.formats import foam_files
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.foam_files import AGAIN, COMPONENTS, FoamFile, dimensions_of, existing
 from scidata.meshes.geometry import Geometry
+from scidata.meshes.order.ids import distinct
 from scidata.meshes.order.polyhedra import CellFaces, Faces
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
 
@@ -337,7 +338,7 @@ class FoamSource(WholeFileSource[_Cells]):
             pairs.append(np.stack([there, cells]))
         edges = np.concatenate(pairs, axis=1) if len(pairs) > 2 else pairs[-1]
         if len(self.parts) > 1:  # two processors may share two faces of a pair of cells
-            edges = np.unique(edges[::-1], axis=1)[::-1]
+            edges = np.stack(np.divmod(distinct(edges[1] * self.num_cells + edges[0]), self.num_cells))[::-1]
         return _Cells(centres=centres, volumes=volumes, edges=edges, rows=tuple(rows))
 
     def _rows(self) -> list[IntArray | slice]:

@@ -99,7 +99,7 @@ def quality_of_parts(csr: CSR, bounds: IntArray) -> PartQuality:
     holders, ghosts = np.divmod(keys, max(num_nodes, 1))
     owned = np.diff(bounds)
     halo = np.bincount(holders, minlength=num_parts)
-    pairs = np.unique(holders * num_parts + part[ghosts])
+    pairs = distinct(holders * num_parts + part[ghosts])
     neighbours = np.bincount(pairs // num_parts, minlength=num_parts)
     edges = np.bincount(to, minlength=num_parts)
     return PartQuality(

@@ -15,7 +15,7 @@ import numpy as np
 from scidata.core.bounds import bounds_of
 from scidata.core.index_map import IndexMap
 from scidata.core.types import BoolArray, IntArray
-from scidata.meshes.order.ids import contains, ranges
+from scidata.meshes.order.ids import contains, distinct, ranges
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
 from scidata.store.reading.part import LocalCells, LocalTopology, SamplePart
@@ -76,7 +76,7 @@ def drawn_part(
         bounds[cut.entity] = np.sum([bounds[name] for name in sets_of(info)], axis=0)
     maps = {}
     for name, each in bounds.items():
-        rows = np.unique(np.concatenate(reached.get(name, [none])))
+        rows = distinct(np.concatenate(reached.get(name, [none])))
         ghosts = rows[(rows < each[part]) | (rows >= each[part + 1])]
         maps[name] = IndexMap(bounds=each, part=part, ghosts=ghosts)
     rows_of = {name: rows[own[name]] for name, rows in drawn.items()}
@@ -102,7 +102,7 @@ def _drawn_nodes(
         return every, None
     if "cell" in draws:
         cells = _read_cells(access, draws["cell"].rows())
-        return {info.entity: np.unique(cells.corners), "cell": cells.rows}, cells
+        return {info.entity: distinct(cells.corners.copy()), "cell": cells.rows}, cells
     nodes = draws[info.entity].rows()
     cells = _read_cells(access, ranges(*access.pointers("cell/indptr", nodes)))
     inside = bounds_of(contains(nodes, cells.corners))[cells.offsets]

@@ -28,8 +28,9 @@ from tests.dist.test_stable_arithmetic import outcome
 OF_VIEWS = {"getitem", "select", "unbind", "reshape", "flatten"}
 #: Values decide which way is taken, or how many rows there are.
 OF_VALUES = {"mask", "put_sharded_mask", "put_where", "put_sharded_index", "prod", "prod_keepdim", "prod_all"}
+OF_VALUES |= {"distribution"}  # whose arguments torch checks
 #: torch has no rule for its shapes.
-OF_SHAPES = {"ctc_loss_mean", "ctc_loss_sum", "ctc_loss_none"}
+OF_SHAPES = {"ctc_loss_mean", "ctc_loss_sum", "ctc_loss_none", "packed", "sparse values"}
 #: Results that require grad, and have none.
 OF_COUNTS = {"norm_0"}
 

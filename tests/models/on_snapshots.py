@@ -397,6 +397,48 @@ def pde_transformer() -> dict[str, Case]:
     }  # fmt: skip
 
 
+def gaot() -> dict[str, Case]:
+    """Points to a grid that all ranks have, a transformer there, and back to the points."""
+    at = "camlab-ethz+GAOT"
+
+    def net(**how: Any) -> Case:
+        def build() -> nn.Module:
+            magno, attention = of(at, "src.model.layers.magno"), of(at, "src.model.layers.attn")
+            small = magno.MAGNOConfig(
+                radius=0.4, hidden_size=8, lifting_channels=8, neighbor_search_method="native", **how
+            )
+            width = attention.TransformerConfig(patch_size=2, hidden_size=16, num_layers=2)
+            args = SimpleNamespace(magno=small, transformer=width)
+            model = of(at, "src.model.gaot").GAOT(3, 2, SimpleNamespace(args=args, latent_tokens_size=(4, 4)))
+            ticks = torch.linspace(0, 1, 4)
+            model.register_buffer("latent", torch.cartesian_prod(ticks, ticks))
+            return model  # type: ignore[no-any-return]
+
+        call = lambda model, xcoord, pndata: model(model.latent.to(xcoord.dtype), xcoord, pndata)  # noqa: E731
+        return case(
+            build, {"xcoord": (0, 1), "pndata": (1, 2)}, call, xcoord=lambda: torch.rand(40, 2), pndata=(1, 40, 3)
+        )
+
+    return {"GAOT": net(use_geoembed=False), "GAOT, geometric embedding": net(embedding_method="pointnet")}
+
+
+def erwin() -> dict[str, Case]:
+    """What Erwin is compared with there; itself needs a compiled ball tree."""
+    at = "maxxxzdn+erwin/models"
+    batch = lambda: torch.zeros(24, dtype=torch.long)  # noqa: E731
+
+    def call(model: nn.Module, x: Tensor, pos: Tensor, edge_index: Any = None) -> Any:
+        return model(x, pos, batch(), edge_index=edge_index)
+
+    graph = {"x": "nodes", "pos": "nodes", "edge_index": "index"}
+    given: dict[str, Any] = {"x": (24, 5), "pos": (24, 3)}
+    attention = made(at, "transolver", "Transolver", 16, 16, 8, 2, 2, 3)
+    return {
+        "MPNN": case(made(at, "mpnn", "MPNN", 5, 2, 16, 3), graph, call, **given, edge_index=lambda: edges(24, 90)),
+        "Transolver": case(attention, {"x": (0, 1), "pos": (0, 1)}, call, x=(24, 16), pos=(24, 3)),
+    }
+
+
 #: What makes the cases of each.
 REPOSITORIES: dict[str, Callable[[], dict[str, Case]]] = {
     "thuml+Neural-Solver-Library": neural_solver_library,
@@ -418,4 +460,6 @@ REPOSITORIES: dict[str, Callable[[], dict[str, Case]]] = {
     "LiamMa+GRIT": grit,
     "hamed1375+Exphormer": exphormer,
     "tum-pbs+pde-transformer": pde_transformer,
+    "camlab-ethz+GAOT": gaot,
+    "maxxxzdn+erwin": erwin,
 }

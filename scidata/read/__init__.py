@@ -142,6 +142,8 @@ class Job(Places):
         return ready[1]
 
 
+#: A read that was asked for: how it is run, and the buffer.
+_Wanted: TypeAlias = tuple[Execution, Job, npt.NDArray[np.generic]]
 #: One run of a plan: its execution, and its destination.
 _Run: TypeAlias = tuple[Execution, Target]
 
@@ -151,7 +153,7 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
 
     Raises the errors of :func:`read_plan`.
     """
-    wanted: list[tuple[Execution, Job, npt.NDArray[np.generic]]] = []
+    wanted: list[_Wanted] = []
     are_remote, are_whole = False, trace.active is None
     for job, out in jobs:
         if out.shape != job.out_shape or not out.flags.c_contiguous or not out.flags.writeable:
@@ -167,7 +169,7 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
     threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
     stats = _read_whole(wanted, threads) if are_whole else NO_READ
     runs: list[_Run] = []
-    for execution, job, out in wanted[stats.num_reads :]:
+    for execution, job, out in wanted[stats.num_reads :]:  # one that failed there says why here
         runs.append((execution, execution.begin(out, job)))
     try:
         if runs:
@@ -180,7 +182,7 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
     return stats
 
 
-def _read_whole(wanted: Sequence[tuple[Execution, Job, npt.NDArray[np.generic]]], threads: int) -> ReadStats:
+def _read_whole(wanted: Sequence[_Wanted], threads: int) -> ReadStats:
     """Do reads that fill a buffer each, up to one that fails, or that threads should share."""
     # the layers of other reads would take as long as reading 50 kB
     total, nbytes, began = sum([execution.cost for execution, _, _ in wanted]), 0, time.perf_counter_ns()
@@ -199,7 +201,7 @@ def _read_whole(wanted: Sequence[tuple[Execution, Job, npt.NDArray[np.generic]]]
     return tally.stats()
 
 
-def _check_unchanged(read: Sequence[tuple[Execution, Job, npt.NDArray[np.generic]]]) -> None:
+def _check_unchanged(read: Sequence[_Wanted]) -> None:
     """Raise SourceChangedError where files that were read are not those that were opened."""
     checked = set()
     for execution, job, _ in read:

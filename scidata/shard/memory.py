@@ -368,9 +368,8 @@ def laid_out(x: Tensor, strides: Strides) -> Tensor:
     if all(n == 1 or old == new for n, old, new in zip(x.shape, x.stride(), strides, strict=True)):
         if x.requires_grad or x._base is not None:
             return x.as_strided(x.shape, strides)
-        return x.detach().as_strided_(
-            x.shape, strides
-        )  # under no_grad, no view: torch has these written to less freely
+        # no view of x: under no_grad torch lets these be written to less freely
+        return x.detach().as_strided_(x.shape, strides)
     if 0 in strides:  # by slices of x, the first row of an expanded dim would have the gradients of all
         return linear(_expanded, lambda grad, _: grad.clone(), x, strides)
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

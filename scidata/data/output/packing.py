@@ -94,7 +94,8 @@ class Packing:
             with np.errstate(over="ignore"):
                 out[...] = numbers
             lost = np.isinf(out) & np.isfinite(values)
-        scaled = "" if self.scale is self.offset else f" with scale_factor {self.scale} and add_offset {self.offset}"
+        is_scaled = self.scale is not None or self.offset is not None
+        scaled = "" if not is_scaled else f" with scale_factor {self.scale} and add_offset {self.offset}"
         if lost.any():
             remedy = "give encoding='plain', or another dtype or packing with fields="
             return int(np.argmax(lost)), f"cannot be stored as {self.dtype}{scaled}; {remedy}"

@@ -102,6 +102,7 @@ class ChunkIndex:
     @classmethod
     def of(cls, starts: IntArray, places: IntArray, layout: ArrayLayout) -> ChunkIndex:
         """Make an index of where each chunk begins in the array, ``(num, ndim)``, and of the places."""
+        # of many chunks, what was found is kept by the caller alone
         find = _numbers_of if starts.size <= _FEW_IN_LEAF * 8 else _numbers_of.__wrapped__
         numbers, rows = find(starts.tobytes(), layout.chunks, layout.num_chunks)
         return cls(numbers, places if rows is None else places[:, rows])

@@ -593,6 +593,30 @@ def test_a_job_runs_any_number_of_times(tmp_path, chain):
             read_plans([(strict, buffers[0])])
 
 
+@pytest.mark.parametrize("num_quick", [0, 1, 3])
+def test_raw_reads_of_whole_buffers_that_turn_out_slow_or_short_go_on_as_others(tmp_path, monkeypatch, num_quick):
+    sources, wanted = [], [values((6, 5), dtype) for dtype in ("<f4", "<i8", "<i2")]
+    for k, data in enumerate(wanted):
+        os.mkdir(tmp_path / str(k))
+        sources.append(FileSource(tmp_path / str(k), data, chunks=(6, 5)))
+    plans = [plan_array(s.layout, everything((6, 5)), s.locate, out_shape=(6, 5)) for s in sources]
+    jobs = [Job(plan, source) for plan, source in zip(plans, sources, strict=True)]
+    asked = []
+    monkeypatch.setattr("scidata.read._MIN_PARALLEL", 1)
+    monkeypatch.setattr("scidata.read._Pace.is_slow", lambda self, _: asked.append(self) or len(asked) > num_quick)
+    with ThreadPoolExecutor(2) as executor:
+        buffers = [np.empty((6, 5), data.dtype) for data in wanted]
+        stats = read_plans(list(zip(jobs, buffers, strict=True)), executor=executor)
+        for out, data in zip(buffers, wanted, strict=True):
+            np.testing.assert_array_equal(out, data)
+        assert stats.num_reads == 3
+        assert stats.bytes_fetched == stats.bytes_decoded == sum(data.nbytes for data in wanted)
+        os.truncate(tmp_path / "2" / "0.0", 7)
+        asked.clear()
+        with pytest.raises(ShortReadError, match=r"chunk \(0, 0\)"):
+            read_plans(list(zip(jobs, buffers, strict=True)), executor=executor)
+
+
 def test_an_absent_chunk_of_a_fallback_array_is_missed_at_each_run(tmp_path):
     data = values((8, 4), "<f4")
 

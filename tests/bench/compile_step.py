@@ -3,8 +3,8 @@
 A step is forward, loss, backward and optimizer, on CPUs over gloo, one thread a rank. The ways take turns in the same
 processes: one process on the whole sample, eager and by ``torch.compile``, while the others wait; and all ranks, eager,
 by ``scidata.compile`` and by torch's DTensor. CPU time is the sum over ranks, median of ``--repeats`` turns, each the
-mean of ``--steps`` steps; ratios are to one process compiled. Calls are those of Python functions in one step of rank
-0, bytes are those that it sends.
+mean of ``--steps`` steps; ratios are to one process compiled, or to it eager if torch cannot compile it. Calls are
+those of Python functions in one step of rank 0, bytes are those that it sends.
 
     PYTHONPATH=. python tests/bench/compile_step.py --ranks 2 4
 """
@@ -97,12 +97,13 @@ def rank_main(rank: int, num_ranks: int, names: list[str], backend: str, repeats
     found: dict[str, Any] = {}
     for name in names:
         made = {way: step_of(ALL[name], way, mesh, backend) for way in WAYS}
-        refused = ""
-        try:
-            made["DTensor"][1]()
-        except Exception as e:  # on all ranks alike
-            refused = f"{type(e).__name__}: {str(e).splitlines()[0][:60]}"
-            del made["DTensor"]
+        refused: dict[str, str] = {}
+        for way in ("one process, compiled", "DTensor"):
+            try:
+                made[way][1]()
+            except Exception as e:  # on all ranks alike
+                refused[way] = f"{type(e).__name__}: {str(e).splitlines()[0][:60]}"
+                del made[way]
         cpu: dict[str, list[float]] = {way: [] for way in made}
         for turn in range(repeats + 1):  # the first is a rehearsal, in which graphs are compiled
             for way, (_, step) in made.items():
@@ -136,13 +137,16 @@ def main() -> None:
         for name in args.models:
             of_ranks = [way for way in ranks[0][name][0] if way in WAYS[2:]]
             cpu = {way: [sum(each) for each in zip(*(r[name][0][way] for r in ranks), strict=True)] for way in of_ranks}
-            one = {way: ranks[0][name][0][way] for way in WAYS[:2]}
-            eager, compiled, many, graphs, *rival = (statistics.median(times) for times in (one | cpu).values())
+            one = {way: ranks[0][name][0][way] for way in WAYS[:2] if way in ranks[0][name][0]}
+            median = {way: statistics.median(times) for way, times in (one | cpu).items()}
             calls, (count, sent), lines, refused = ranks[0][name][1:]
-            by_torch = f"{rival[0] / compiled:.2f}" if rival else refused
+            base = median.get(WAYS[1], median[WAYS[0]])
+            compiled = refused.get(WAYS[1]) or f"{1e3 * base:.1f}"
+            by_torch = refused.get("DTensor") or f"{median['DTensor'] / base:.2f}"
             print(
-                f"| {name} | {num_ranks} | {1e3 * eager:.1f} | {1e3 * compiled:.1f} | {many / compiled:.2f} "
-                f"| {graphs / compiled:.2f} | {by_torch} | {calls['ranks']} -> {calls['ranks, compiled']} "
+                f"| {name} | {num_ranks} | {1e3 * median[WAYS[0]]:.1f} | {compiled} | {median['ranks'] / base:.2f} "
+                f"| {median['ranks, compiled'] / base:.2f} | {by_torch} "
+                f"| {calls['ranks']} -> {calls['ranks, compiled']} "
                 f"| {count}, {sent / 1e6:.2f} | {' / '.join(lines)} |",
                 flush=True,
             )

@@ -4,10 +4,10 @@
 
 A torch TCPStore in a process of its own, and one connection a rank, over which goes what the board sends: ``before``,
 seven messages a look and four looks a second; ``now``, the two or three of a sign of life, each second (8 s at most),
-and a wait for the next event. CPU is that of the server's process. ``told``: seconds from an event's post until half
-and all of the ranks have read it, and the server's CPU of that. ``reached``: the share of the looks that the clients
-got through in time; CPU is then scaled up to all. They speak torch's protocol over plain sockets, so that 16,384 fit
-in a few processes.
+two more every other time that compare what was called, and a wait for the next event. CPU is that of the server's
+process. ``told``: seconds from an event's post until half and all of the ranks have read it, and the server's CPU of
+that. ``reached``: the share of the looks that the clients got through in time; CPU is then scaled up to all. They speak
+torch's protocol over plain sockets, so that 16,384 fit in a few processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ import torch.distributed as dist
 _NUM_PROCESSES = 4
 _RANKS_A_SECOND, _LONGEST_BEAT = 1024, 8.0
 _READING = b'{"iteration": 1, "step": 123, "checksum": 1234567, "indices": [1, 2, 3, 4], "data": "f00", "name": "a"}'
-_BEAT = b'{"beat": 12, "loops": {"loader1": [1, 123, "reading"]}}'
+_BEAT = (
+    b'{"beat": 12, "loops": {"loader1": [1, 123, "reading"]}, '
+    b'"calls": {"11": [12345, 1234567890], "27": [12345, 1234567890]}}'
+)
+_DOMAIN = 8  # ranks of a domain, and of a machine
 _EVENT = b'{"kind": "failed", "rank": 7, "text": "%s"}' % (b"x" * 200)
 _SET, _COMPARE_SET, _GET, _ADD, _CHECK, _WAIT = 1, 2, 3, 4, 5, 6  # torch/csrc/distributed/c10d/TCPStoreBackend.hpp
 
@@ -96,8 +100,11 @@ class Client:
             self.set(f"beat/{self.rank}", _BEAT)
             if turn % 8 == 0:
                 self.count("events")
-            if self.rank % 8 == 7:  # the next rank is on another machine
+            if self.rank % _DOMAIN == _DOMAIN - 1:  # the next rank is on another machine
                 self.find(neighbour)
+            if turn % 2 == 0:  # what the next ranks of the domain and of the dp axis have called
+                self.find(neighbour)
+                self.find(f"beat/{max(0, self.rank - _DOMAIN)}")
             return
         self.set(f"rank/{self.rank}", _READING)
         if self.has("rank/0"):

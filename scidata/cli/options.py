@@ -205,8 +205,9 @@ Edges = Annotated[
     _option(
         "RULE",
         "Which rows are neighbours. edge_index: as the file says, default of graphs. cells: along edges of cells, "
-        "default of meshes. faces: across faces, default with --entity cell. knn:8: the 8 nearest. radius:0.1: all "
-        "within it. With --nodes, by relation: grid__to__mesh=spacing:0.6,mesh__near__mesh=levels.",
+        "default of meshes. faces: across faces, default with --entity cell. nodes: of cells that share a node. "
+        "knn:8: the 8 nearest. radius:0.1: all within it. With --nodes, by relation: "
+        "grid__to__mesh=spacing:0.6,mesh__near__mesh=levels.",
         _ROWS,
     ),
 ]

@@ -62,3 +62,6 @@ class Geometry:
     cells: RawCells | None = None  # None for points and graphs
     # ``(2, num_edges)`` int64: source and destination; None where edges are still to be made
     edge_index: IntArray | None = None
+    # ``(2, num)`` int64, where edges of polyhedra at their nodes were asked for: a node and a row that has it, some
+    # more than once
+    corners: IntArray | None = None

@@ -19,7 +19,7 @@ from scidata.meshes.geometry import Geometry
 from scidata.meshes.hetero import JOINT, RawSet, relation_ends
 
 KINDS = ("mesh", "points", "graph")
-_EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
+_EDGE_RULES = ("edge_index", "cells", "faces", "nodes", "knn", "radius")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +42,8 @@ class RawSample(Geometry):
     # the rows of a sample: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone;
     # ``"joint"`` of several sets
     entity: str = ""
-    # ``"edge_index"``, ``"cells"``, ``"faces"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come from
+    # ``"edge_index"``, ``"cells"``, ``"faces"``, ``"nodes"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where
+    # edges come from. With ``"nodes"``, ``edge_index`` has those across the faces of polyhedra
     edges: str | None = None
     # by name. A name that two entities have is ``node/<name>`` and ``cell/<name>``
     fields: Mapping[str, RawField] = field(default_factory=dict)
@@ -108,7 +109,7 @@ class RawSample(Geometry):
         if self.cells is not None:
             sizes["cell"] = self.cells.num_cells
         own = self.edge_index if self.edge_index is not None else self.mesh_edges
-        if own is not None:
+        if own is not None and self.edges != "nodes":
             sizes["edge"] = own.shape[1]
         return sizes
 
@@ -147,7 +148,8 @@ class SampleHeader:
         return self.described(
             points=geometry.points,
             cells=geometry.cells,
-            edge_index=geometry.edge_index if self._edges == "edge_index" else None,
+            edge_index=geometry.edge_index if self._edges in ("edge_index", "nodes") else None,
+            corners=geometry.corners,
             mesh_edges=mesh_edges,
         )
 
@@ -221,7 +223,7 @@ def row_entity(kind: str) -> str:
 def parse_edges(edges: str) -> tuple[str, float]:
     """Take ``"knn:8"`` apart into ``("knn", 8)``; rules without a number give 0."""
     rule, _, number = str(edges).partition(":")
-    if rule in _EDGE_RULES[:3] and not number:
+    if rule in _EDGE_RULES[:4] and not number:
         return rule, 0.0
     try:
         value = float(number)
@@ -232,7 +234,7 @@ def parse_edges(edges: str) -> tuple[str, float]:
         if joined := re.fullmatch(r"(knn|radius)[^\w.:]*([\d.]+)", str(edges)):
             hint = f"; did you mean '{joined[1]}:{joined[2]}'?"
         raise ConfigError(
-            f"edges={edges!r}: expected 'edge_index', 'cells', 'faces', 'knn:8' (neighbours) or 'radius:0.1' (in the "
-            f"unit of the points){hint}"
+            f"edges={edges!r}: expected 'edge_index', 'cells', 'faces', 'nodes', 'knn:8' (neighbours) or 'radius:0.1' "
+            f"(in the unit of the points){hint}"
         )
     return rule, value

@@ -326,7 +326,7 @@ class _Reading:
         if topology.cells_are_rows and asked in ("cells", "edge_index"):
             raise ConfigError(
                 f"{topology.source.path}: edges={asked!r} lie between nodes, but the rows of polyhedra are the cells; "
-                "leave it out for edges across faces, or say 'knn:8' or 'radius:...'"
+                "leave it out for edges across faces, or say 'nodes', 'knn:8' or 'radius:...'"
             )
         if entity == "cell":
             return asked or "faces"
@@ -368,8 +368,8 @@ def read_samples(
     ``entity``: ``"cell"``: the rows of a mesh are its cells, at the mean of their nodes (for finite volumes: fields of
     nodes are left out). None: its nodes.
     ``edges``: ``"edge_index"``: those in the file; ``"cells"``: those of the cells; ``"faces"``: between cells that
-    share a face, where these are the rows; ``"knn:8"``, ``"radius:0.1"``: made from the points. None: the file's for a
-    graph, those of the cells for a mesh or across its faces, none for a cloud.
+    share a face, ``"nodes"``: a node, where these are the rows; ``"knn:8"``, ``"radius:0.1"``: made from the points.
+    None: the file's for a graph, those of the cells for a mesh or across its faces, none for a cloud.
     ``fields``: names; None for all that have one row per entity. What is left out is in ``left_out`` with the reason.
     ``topology``: name of the mesh variable, where a UGRID file has several.
     ``nodes``: of a graph that is built around the file: where each set comes from; then ``edges`` says how each
@@ -398,10 +398,10 @@ def read_samples(
         rule, _ = parse_edges(edges)
         if kind == "points" and rule not in ("knn", "radius"):
             raise ConfigError(f"edges={edges!r}: those of points are 'knn:8' or 'radius:0.1'; leave out kind='points'")
-        if (entity == "cell") != (rule == "faces") and rule not in ("knn", "radius"):
+        if (entity == "cell") != (rule in ("faces", "nodes")) and rule not in ("knn", "radius"):
             raise ConfigError(
-                f"edges={edges!r} and entity={entity!r} do not go together: 'faces' lie between cells as rows "
-                "(entity='cell'); 'cells' and 'edge_index' have edges between nodes"
+                f"edges={edges!r} and entity={entity!r} do not go together: 'faces' and 'nodes' lie between cells as "
+                "rows (entity='cell'); 'cells' and 'edge_index' have edges between nodes"
             )
         if entity != "cell" and kind == "mesh" and rule in ("knn", "radius"):
             raise ConfigError(f"edges={edges!r} and kind={kind!r} do not go together; leave out kind=")

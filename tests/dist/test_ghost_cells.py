@@ -1,4 +1,4 @@
-"""``halo="cells"``: each rank has all cells of its nodes, of stores of any cells, against the whole mesh."""
+"""``halo="cells"``: each rank has all cells of its nodes, or all that share a node with its own, as the whole mesh has."""
 
 from dataclasses import replace
 
@@ -9,6 +9,9 @@ import torch
 import scidata
 from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError
+from scidata.meshes.formats.vtk_write import write_vtk
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.faces import SOLID_FACES
 from scidata.meshes.order.ids import ranges
 from scidata.store.format.store import verify
 from scidata.store.reading.reader import StoreReader
@@ -130,6 +133,79 @@ def test_a_rank_reads_the_blocks_that_touch_its_own(tmp_path):
     assert some.sum() < 0.4 * every.sum()
     assert some.max() < 10 * 512 * 16  # blocks beside a part of three
     assert sum(num_cells) > 15 * 30
+
+
+def polyhedra(path):
+    """Write boxes of which two in three are polyhedra, and a value of each; return the cells' nodes."""
+    points, cells, types = grid_mesh("solids")
+    cells = np.array([cell for cell, kind in zip(cells, types, strict=True) if kind == 12])
+    is_solid = np.arange(len(cells)) % 3 == 0
+    num, faces = (~is_solid).sum(), np.array(SOLID_FACES[12])
+    raw = RawCells(
+        offsets=np.append(0, np.cumsum(8 * is_solid)), connectivity=cells[is_solid].ravel(),
+        cell_type=np.where(is_solid, 12, 42).astype("u1"),
+    )  # fmt: skip
+    sides = np.full(6 * num, 4), cells[~is_solid][:, faces].ravel(), np.repeat(np.flatnonzero(~is_solid), 6)
+    write_vtk(str(path), "UnstructuredGrid", points, raw, {}, {"q": np.arange(len(cells)) + 0.5}, faces=[sides])
+    return cells
+
+
+def of_cells(rank, num_ranks, path, bounds, ghosts):
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    sample = scidata.open_dataset(path, mesh, halo="cells", ghosts=ghosts, bounds=bounds)[0]
+    rows, far = sample.index_map("cell"), sample.edge_index
+    own, ids = sample.original_id("cell"), sample.index_map("cell").to_global(np.arange(rows.num_local))
+    edges = rows.to_global(far.numpy())
+    across = sample["across_face"]
+    local = getattr(across, "to_local", lambda: across)()
+    whole = getattr(own, "full_tensor", lambda: own)().numpy()
+    return ids, rows.num_owned, edges, local.numpy(), sample.with_ghosts("q").numpy(), whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_ranks", "bounds", "ghosts"),
+    [("polyhedra", 3, [0, 70, 70, -1], "exchange"), ("polyhedra", 2, "even", "disk"),
+     pytest.param("solids", 2, "even", "disk", marks=pytest.mark.slow),
+     pytest.param("polyhedra", 1, "even", None, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_each_rank_has_all_cells_that_share_a_node_with_its_own(tmp_path, kind, num_ranks, bounds, ghosts):
+    path, corners = tmp_path / "m.vtu", [*polyhedra(tmp_path / "m.vtu")]
+    if kind == "solids":
+        points, corners, types = grid_mesh(kind)
+        path, num = tmp_path / "m.h5", len(corners)
+        write_hdf5(path, {
+            "points": points, "cells/offsets": np.cumsum([0, *map(len, corners)]), "cells/types": types,
+            "cells/connectivity": np.concatenate(corners), "q": np.arange(num) + 0.5,
+        })  # fmt: skip
+    scidata.partition(path, tmp_path / "store", entity="cell", edges="nodes")
+    scidata.partition(path, tmp_path / "faces", entity="cell")
+    assert verify(tmp_path / "store") is None
+    has = np.zeros((len(corners), 1000), bool)
+    for cell, nodes in enumerate(corners):
+        has[cell, nodes] = True
+    shares = has.astype("f4") @ has.T.astype("f4") > 0
+    np.fill_diagonal(shares, False)
+    faces = scidata.open_dataset(str(tmp_path / "faces"))[0]
+    by_face = np.zeros_like(shares)
+    by_face[tuple(faces.original_id("cell").numpy()[faces.edge_index.numpy()])] = True
+    assert (by_face <= shares).all()
+    assert 0 < by_face.sum() < shares.sum()
+    bounds = bounds if isinstance(bounds, str) else [*bounds[:-1], len(corners)]
+    found = np.zeros_like(shares)
+    for ids, num_owned, edges, across, values, source in run_ranks(
+        of_cells, num_ranks, str(tmp_path / "store"), bounds, ghosts
+    ):
+        assert np.array_equal(values, source[ids] + 0.5)
+        own, ghost = source[ids[:num_owned]], source[ids[num_owned:]]
+        assert set(ghost) == set(np.flatnonzero(shares[own].any(axis=0))) - set(own)
+        src, dst = source[edges]
+        assert np.isin(dst, own).all()
+        assert not found[dst, src].any()
+        found[dst, src] = True
+        assert np.array_equal(across, by_face[dst, src])
+    assert np.array_equal(found, shares)
+    with pytest.raises(ConfigError, match="edges='nodes'"):
+        scidata.open_dataset(tmp_path / "faces", scidata.init_mesh(domain=1, device="cpu"), halo="cells")
 
 
 def test_what_means_nothing(stores, tmp_path):

@@ -19,9 +19,8 @@ from scidata.core.types import AnyArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.formats.arrays import as_indices, polygon_types
 from scidata.meshes.formats.base import damage_named
-from scidata.meshes.formats.mesh_data import MeshData
+from scidata.meshes.formats.mesh_data import MeshData, of_faces
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.order.cells import POLYHEDRON
 from scidata.meshes.order.polyhedra import Faces
 from scidata.sources.hdf5.walk import damage_as_corrupt_data, open_h5
 
@@ -83,9 +82,7 @@ def _mesh(path: str, meshes: h5py.Group, *, as_rows: bool) -> MeshData:
     if (cells := faces.solids(num_cells)) is not None:
         return MeshData(points=points, cells=cells, point_data={}, cell_data={})
     if not as_rows:
-        none = np.zeros(num_cells + 1, np.int64)
-        cells = RawCells(offsets=none, connectivity=none[:0], cell_type=np.full(num_cells, POLYHEDRON, np.uint8))
-        return MeshData(points=points, cells=cells, point_data={}, cell_data={}, faces=[faces.of_cells()])
+        return of_faces(path, [points], [faces.of_cells()], num_cells)
     centres, volumes = faces.centres_and_volumes(points, num_cells, where=path)
     return MeshData(  # faces are turned towards the first of their cells
         points=centres, cells=None, point_data={}, cell_data={"volume": -volumes}, edge_index=faces.edges(num_cells)

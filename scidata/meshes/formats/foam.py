@@ -22,17 +22,17 @@ from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, Un
 from scidata.meshes.formats import foam_files
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.foam_files import AGAIN, COMPONENTS, FoamFile, dimensions_of, existing
+from scidata.meshes.formats.foam_parts import FoamPart, of_processors, point_numbers
+from scidata.meshes.formats.mesh_data import MeshData, of_faces
 from scidata.meshes.geometry import Geometry
 from scidata.meshes.order.ids import distinct
-from scidata.meshes.order.polyhedra import CellFaces, Faces
+from scidata.meshes.order.polyhedra import CellFaces
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
 
 #: Suffixes of the empty files by which ParaView opens a case.
 SUFFIXES = (".foam", ".openfoam")
 _TIME = re.compile(r"\d+(\.\d+)?([eE][+-]?\d+)?")
 _MESH = "points", "faces", "owner", "neighbour", "boundary"
-_PATCH = re.compile(rb"([\w.:+-]+)\s*\{([^{}]*)\}")
-_ENTRY = re.compile(rb"(\w+)\s+([^;]+?)\s*;")
 #: Types of patches that the conditions of all fields on them are of.
 _CONSTRAINTS = (
     *("cyclic", "cyclicAMI", "cyclicACMI", "empty", "processor", "processorCyclic", "symmetry", "symmetryPlane"),
@@ -84,51 +84,6 @@ def files_of(path: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Part:
-    """A case, or one processor's share of it."""
-
-    case: str
-    mesh: str
-
-    def file(self, name: str) -> FoamFile:
-        return FoamFile.read(os.path.join(self.mesh, name))
-
-    def sizes(self) -> tuple[int, int]:
-        """Return the number of cells, and of inner faces."""
-        owner = self.file("owner")
-        said = dict(re.findall(r"(nCells|nInternalFaces):\s*(\d+)", owner.header.get("note", "")))
-        if len(said) == 2:
-            return int(said["nCells"]), int(said["nInternalFaces"])
-        return int(owner.labels()[0].max(initial=-1)) + 1, int((self.file("neighbour").labels()[0] >= 0).sum())
-
-    def faces(self, num_cells: int) -> Faces:
-        """Read and check the faces."""
-        offsets, nodes = self.file("faces").faces()
-        owner, inner = self.file("owner").labels()[0], self.file("neighbour").labels()[0]
-        if len(owner) != len(offsets) - 1 or len(inner) > len(owner):
-            raise CorruptDataError(
-                f"{self.mesh}: has {len(offsets) - 1} faces, {len(owner)} owners and {len(inner)} neighbours, but each "
-                f"face has one owner, and inner faces have one neighbour; {AGAIN}"
-            )
-        neighbour = np.full(len(owner), -1, np.int64)
-        neighbour[: len(inner)] = inner
-        faces = Faces(offsets=offsets, nodes=nodes, owner=owner, neighbour=neighbour)
-        return faces.checked(self.mesh, len(self.points), num_cells)
-
-    @property
-    def points(self) -> FloatArray:
-        return np.asarray(self.file("points").vectors(), np.float64)
-
-    def patches(self) -> dict[str, dict[str, str]]:
-        """Return the entries of each patch of the boundary."""
-        file = self.file("boundary")
-        return {
-            name.decode(): {key.decode(): value.decode() for key, value in _ENTRY.findall(entries)}
-            for name, entries in _PATCH.findall(file.data, file.begin)
-        }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Cells:
     """The cells of all parts: centres, volumes, edges, and the rows of the case that each part's cells are."""
 
@@ -170,14 +125,14 @@ class FoamSource(WholeFileSource[_Cells]):
         self.skipped, self._unread = dict[str, str](), dict[str, str]()
         self._fields = self._find_fields()
 
-    def _find_parts(self, regions: Mapping[str, str]) -> list[_Part]:
+    def _find_parts(self, regions: Mapping[str, str]) -> list[FoamPart]:
         case = self.case
         names = [name for name in os.listdir(case) if re.fullmatch(r"processor\d+", name)]
         own = self.region in regions
         if own and (
             not names or len(_times(case)) > 1 or not os.path.isdir(os.path.join(case, "processor0", "constant"))
         ):
-            return [_Part(case=case, mesh=regions[self.region])]
+            return [FoamPart(case=case, mesh=regions[self.region])]
         folders = [os.path.join(case, f"processor{number}") for number in range(len(names))]
         meshes = [os.path.join(folder, "constant", self.region, "polyMesh") for folder in folders]
         missing = [mesh for mesh in meshes if not existing(os.path.join(mesh, "owner"))]
@@ -186,7 +141,7 @@ class FoamSource(WholeFileSource[_Cells]):
                 f"{case}: {missing[0] if missing else 'processor0'} has no mesh; put the case together with "
                 "reconstructParMesh and reconstructPar, or copy all of its processors"
             )
-        return [_Part(case=folder, mesh=mesh) for folder, mesh in zip(folders, meshes, strict=True)]
+        return [FoamPart(case=folder, mesh=mesh) for folder, mesh in zip(folders, meshes, strict=True)]
 
     def _find_fields(self) -> dict[str, tuple[ArrayLayout, FoamFile]]:
         """Return each field that all the times have, and these times; drops the initial time where it lacks values."""
@@ -306,16 +261,14 @@ class FoamSource(WholeFileSource[_Cells]):
         cells = self._read()
         return Geometry(points=cells.centres, edge_index=cells.edges)
 
-    def polyhedra(self) -> tuple[FloatArray, CellFaces]:
-        """Return the points of all parts, side by side, and the faces of all cells."""
-        points, found, first = list[FloatArray](), list[CellFaces](), 0
+    def mesh(self) -> MeshData:
+        """Return the points of all parts, those that several have once, and the cells by their faces."""
+        points, found = list[FloatArray](), list[CellFaces]()
         for part, num, own in zip(self.parts, self._num_cells, self._rows(), strict=True):
             sizes, nodes, cell = part.faces(num).of_cells()
-            found.append((sizes, nodes + first, np.arange(self.num_cells)[own][cell]))
+            found.append((sizes, nodes + sum(map(len, points)), np.arange(self.num_cells)[own][cell]))
             points.append(part.points)
-            first += len(points[-1])
-        sizes, nodes, cell = map(np.concatenate, zip(*found, strict=True))
-        return np.concatenate(points), (sizes, nodes, cell)
+        return of_faces(self.case, points, found, self.num_cells, point_numbers(self.parts))
 
     def _parse(self) -> _Cells:
         rows = self._rows()
@@ -326,7 +279,7 @@ class FoamSource(WholeFileSource[_Cells]):
             centres[own], volumes[own] = faces.centres_and_volumes(part.points, num, where=part.case)
             ids = own if isinstance(own, np.ndarray) else np.arange(num)
             pairs.append(ids[faces.edges(num)])
-            for patch, place, owners in _of_processors(part, faces, number) if len(self.parts) > 1 else ():
+            for patch, place, owners in of_processors(part, faces, number) if len(self.parts) > 1 else ():
                 halves[(*patch, place)] = ids[owners]
         for (one, other, place), cells in halves.items():
             there = halves.get((other, one, place))
@@ -383,20 +336,6 @@ class FoamSource(WholeFileSource[_Cells]):
             foam_files.write_field(folder, name, values[own], like=file, patches=conditions, dimensions=said)
 
 
-def _of_processors(part: _Part, faces: Faces, number: int) -> Iterator[tuple[tuple[int, int], int, IntArray]]:
-    """Yield, for each patch to another processor, both numbers, its place among those to it, and the cells at it."""
-    seen: dict[int, int] = {}
-    for name, entries in part.patches().items():
-        if entries.get("type") == "processor":
-            other, first, num = (int(entries.get(key, "-1")) for key in ("neighbProcNo", "startFace", "nFaces"))
-            if first < 0 or num < 0 or first + num > len(faces.owner):
-                raise CorruptDataError(
-                    f"{part.mesh}: patch {name} is the faces {first} to {first + num} of {len(faces.owner)}; {AGAIN}"
-                )
-            yield (number, other), seen.setdefault(other, 0), faces.owner[first : first + num]
-            seen[other] += 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class FoamTopology(RawTopology):
     """The cells of a case."""
@@ -404,7 +343,8 @@ class FoamTopology(RawTopology):
     def load(self) -> Geometry:
         """Read the mesh; return cells' centres and the edges between them."""
         assert isinstance(self.source, FoamSource)
-        return self.source.geometry
+        corners = self.source.mesh().corners() if self.options.edges == "nodes" else None
+        return replace(self.source.geometry, corners=corners)
 
 
 def open_topology(path: str, options: Options, kind: str | None = None) -> FoamTopology:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from scidata.core.types import AnyArray, BoolArray, IntArray
 from scidata.errors import UnsupportedFormatError
 from scidata.meshes.formats.arrays import DUPLICATE, GHOSTS
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.cells import POLYHEDRON
 from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.polyhedra import CellFaces
 
@@ -30,6 +31,13 @@ class MeshData:
     edge_index: IntArray | None = None
     faces: Sequence[CellFaces] = ()  # of polyhedra among the cells, where these were asked for as they are
 
+    def corners(self) -> IntArray:
+        """Return a node and a cell that has it, ``(2, num)``, of polyhedra by their faces, some more than once."""
+        assert self.cells is not None
+        own = np.diff(self.cells.offsets), self.cells.connectivity, np.arange(self.cells.num_cells)
+        each = [(nodes, np.repeat(cell, sizes)) for sizes, nodes, cell in (own, *self.faces)]
+        return np.concatenate(each, axis=1).astype(np.int64)
+
 
 def marked(data: dict[str, AnyArray], num: int) -> dict[str, AnyArray]:
     """Return the fields of a piece with VTK's marks of copies, in place of those of VTK 6."""
@@ -42,6 +50,22 @@ def take_copies(data: dict[str, AnyArray]) -> BoolArray:
     marks = data[GHOSTS].astype(np.uint8)
     data[GHOSTS] = marks & ~np.uint8(DUPLICATE)
     return marks & DUPLICATE != 0
+
+
+def of_faces(
+    path: str, points: Sequence[AnyArray], faces: list[CellFaces], num_cells: int, ids: AnyArray | None = None
+) -> MeshData:
+    """Return the polyhedra of one or several parts by their faces; points of several parts are connected by ``ids``."""
+    none = np.zeros(num_cells + 1, np.int64)
+    cells = RawCells(offsets=none, connectivity=none[:0], cell_type=np.full(num_cells, POLYHEDRON, np.uint8))
+    mesh, first = (
+        MeshData(points=np.concatenate(points), cells=cells, point_data={}, cell_data={}),
+        bounds_of([*map(len, points)]),
+    )
+    if len(points) > 1:
+        marks = ({GHOSTS: np.zeros(num, np.uint8)} for num in (first[-1], num_cells))
+        mesh, faces = connect(path, replace(mesh, point_data=next(marks), cell_data=next(marks)), faces, first, ids)
+    return replace(mesh, faces=faces)
 
 
 def connect(

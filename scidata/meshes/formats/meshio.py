@@ -43,7 +43,7 @@ from scidata.meshes.formats.points import made_into_graph
 from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
 from scidata.meshes.formats.vtk_pieces import read_files, read_vtk
 from scidata.meshes.geometry import Geometry, RawCells
-from scidata.meshes.order.cells import CELL_NAMES, FOR_POLYHEDRA, POLYHEDRON
+from scidata.meshes.order.cells import CELL_NAMES, FOR_POLYHEDRA
 from scidata.sources import open_source
 from scidata.sources.collections import PARALLEL, parts_of
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
@@ -194,8 +194,11 @@ class MeshioTopology(RawTopology):
     def load(self) -> Geometry:
         """Return points and cells."""
         assert isinstance(self.source, MeshioSource)
-        mesh = self.source.mesh
-        return Geometry(points=np.asarray(mesh.points, np.float64), cells=mesh.cells, edge_index=mesh.edge_index)
+        mesh, corners = self.source.mesh, None
+        if self.cells_are_rows and self.options.edges == "nodes":
+            corners = _read(self.source.path, allow_external=self.source.allow_external, as_rows=False).corners()
+        points = np.asarray(mesh.points, np.float64)
+        return Geometry(points=points, cells=mesh.cells, edge_index=mesh.edge_index, corners=corners)
 
 
 def _block(path: str, kind: str, data: Any) -> RawCells:
@@ -276,10 +279,7 @@ def _read(path: str, *, allow_external: bool, as_rows: bool = True) -> MeshData:
 def read_polyhedra(path: str, region: str | None = None) -> MeshData | None:
     """Return the cells of a file, or case, with their faces where there are polyhedra; None of other formats."""
     if is_case(path):
-        points, faces = FoamSource(path, region).polyhedra()
-        none = np.zeros(int(faces[2].max(initial=-1)) + 2, np.int64)
-        cells = RawCells(offsets=none, connectivity=none[:0], cell_type=np.full(len(none) - 1, POLYHEDRON, np.uint8))
-        return MeshData(points=points, cells=cells, point_data={}, cell_data={}, faces=[faces])
+        return FoamSource(path, region).mesh()
     if not _is_vtk_xml(path) and not path.lower().endswith(tuple(MESHES_IN_HDF5)):
         return None
     return _read(path, allow_external=False, as_rows=False)

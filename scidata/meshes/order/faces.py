@@ -20,8 +20,10 @@ from scidata.meshes.order.ids import (
     blocks,
     both_directions,
     contains,
+    distinct,
     id_bits,
     id_dtype,
+    low_ids,
     pair_keys,
     ranges,
     run_starts,
@@ -202,12 +204,29 @@ def pairs_across(faces: NodeIds, owners: NodeIds, num_nodes: int) -> tuple[AnyAr
     cells, begins = owners[order], np.flatnonzero(run_starts(in_order))
     del in_order, order
     counts = np.diff(np.append(begins, len(cells)))
-    pairs: list[AnyArray] = [np.empty((2, 0), owners.dtype)]
-    for step in range(1, int(counts.max(initial=0))):  # once, where no face has more than two cells
-        first = ranges(begins, np.maximum(begins + counts - step, begins))
-        pairs.append(np.stack([cells[first], cells[first + step]]))
+    pairs = [np.empty((2, 0), owners.dtype), *(np.stack(each) for each in _pairs(cells, begins, counts))]
     crowded = counts > 2
     return np.concatenate(pairs, axis=1), int(crowded.sum()), cells[np.repeat(crowded, counts)]
+
+
+def _pairs(cells: NodeIds, begins: IntArray, counts: IntArray) -> Iterator[tuple[NodeIds, NodeIds]]:
+    """Yield both cells of each two in a group, those so many places apart together; once, where no group has three."""
+    for step in range(1, int(counts.max(initial=0))):
+        first = ranges(begins, np.maximum(begins + counts - step, begins))
+        yield cells[first], cells[first + step]
+
+
+def edges_at_nodes(nodes: NodeIds, owners: NodeIds, num_nodes: int, num_cells: int) -> IntArray:
+    """Return the pairs of cells that share a node, both directions, each once, by (destination, source).
+
+    ``nodes, owners``: a node and a cell that has it, in any order, some more than once.
+    """
+    most = max(num_nodes, num_cells)
+    words = distinct(pair_keys(nodes, owners, most))
+    begins = np.flatnonzero(run_starts(words >> np.uint64(id_bits(most))))
+    every = _pairs(low_ids(words, most), begins, np.diff(np.append(begins, len(words))))
+    keys = [np.empty(0, np.uint64), *(undirected_keys(one, other, num_cells) for one, other in every)]
+    return both_directions(np.concatenate(keys), num_cells)
 
 
 def _edges_of_flat(cells: RawCells) -> tuple[NodeIds, NodeIds, IntArray, IntArray]:

@@ -18,6 +18,8 @@ from scidata.meshes.order.quality import GhostCounts
 #: ``checksums.py``, and has every byte of a store checked. 3 says how arrays lie in files, so that reading parses no
 #: metadata of Zarr. Stores of versions before are read as they were.
 SCHEMA_VERSION = 3
+#: The field of edges between cells that share a node: whether they share a face.
+ACROSS = "across_face"
 
 #: Path of the array of all chunks' checksums inside a sample; see ``checksums.py``.
 CHECKSUMS = "checksums"

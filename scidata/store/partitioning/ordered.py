@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import AnyArray, FloatArray, IntArray
+from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.checks import Kept, without_faults
 from scidata.meshes.formats.base import RawField
@@ -17,10 +17,10 @@ from scidata.meshes.geometry import RawCells
 from scidata.meshes.hetero import JOINT, RawSet, is_relation, relation_ends
 from scidata.meshes.order.cells import cell_owner, edges_of_cells, take_cells
 from scidata.meshes.order.csr import CSR, csr_from_edges
-from scidata.meshes.order.faces import AlongMesh, along_mesh_edges, edges_across_faces
+from scidata.meshes.order.faces import AlongMesh, along_mesh_edges, edges_across_faces, edges_at_nodes
 from scidata.meshes.order.faults import Finding
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
-from scidata.meshes.order.ids import NodeIds, id_bits, id_dtype, stable_sort
+from scidata.meshes.order.ids import NodeIds, contains, id_bits, id_dtype, pair_keys, stable_sort
 from scidata.meshes.order.measures import BOUNDARY, SIZES, measures_of_cells, measures_of_nodes, triangles_of
 from scidata.meshes.order.neighbours import near_edges
 from scidata.meshes.order.positions import cell_centres
@@ -29,7 +29,7 @@ from scidata.meshes.order.surfaces import border_of, curvature_of_cells, curvatu
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.meshes.samples import read_samples
 from scidata.store.format.arrays import stored_dtype
-from scidata.store.format.manifest import FieldInfo, SampleHead
+from scidata.store.format.manifest import ACROSS, FieldInfo, SampleHead
 from scidata.store.format.write import FieldData, OrderedCells, OrderedSample, OrderedSet
 from scidata.store.partitioning.by_time import TIME, order_by_time, time_of
 
@@ -61,6 +61,9 @@ def order_sample(
     measures = _measures(raw, sound) if raw.measures else {}
     if raw.as_points and entity == "node":
         sound = replace(sound, cells=None)
+    is_across: BoolArray | None = None
+    if raw.edges == "nodes":
+        sound, is_across = _with_edges_at_nodes(sound, raw, kept.get("cell"))
     if entity == "cell" and (raw.cells is not None or raw.points is None):
         sound = _with_cells_as_rows(sound)
         pos, rows = sound.points, kept.get("cell")
@@ -89,6 +92,10 @@ def order_sample(
     relations = {name: _csr(name, each, new_ids, entity) for name, each in pairs.items()}
     along = _along_mesh(raw, pairs.get("edge"), kept)
     signs: tuple[FieldData, ...] = ()
+    if is_across is not None:
+        about = "1 where both cells share a face, 0 where they share nodes alone"
+        values = is_across[relations["edge"].edge_id].astype(np.int8)
+        signs = (_computed(ACROSS, values, "edge", rows=np.arange(len(values)), long_name=about),)
     if along is not None:
         edges = relations["edge"]
         signs = (_orientation(along.orientation[edges.edge_id]),)
@@ -156,7 +163,7 @@ def _with_cells_as_rows(raw: RawSample) -> RawSample:
     """Return a sample whose rows are the cells of ``raw``, at their centres, with their edges made."""
     if raw.cells is None or raw.points is None:
         raise ConfigError(f"sample {raw.name}: entity='cell', but it has no cells")
-    cells, edges, edge_index = raw.cells, raw.edges, None
+    cells, edges, edge_index = raw.cells, raw.edges, raw.edge_index
     if edges == "faces":
         edge_index = edges_across_faces(cells, raw.num_nodes)
         edges = "edge_index"
@@ -164,6 +171,23 @@ def _with_cells_as_rows(raw: RawSample) -> RawSample:
     return replace(
         raw, points=centres, num_nodes=len(centres), cells=None, edge_index=edge_index, edges=edges, fields={}
     )
+
+
+def _with_edges_at_nodes(sound: RawSample, raw: RawSample, kept: IntArray | None) -> tuple[RawSample, BoolArray]:
+    """Return a sample with the edges between cells that share a node, and which of these cells share a face."""
+    if sound.cells is not None:
+        faces, num = edges_across_faces(sound.cells, sound.num_nodes), sound.cells.num_cells
+        nodes, owners = sound.cells.connectivity, np.repeat(np.arange(num), np.diff(sound.cells.offsets))
+    else:  # polyhedra
+        assert sound.edge_index is not None
+        assert raw.corners is not None
+        faces, num, (nodes, owners) = sound.edge_index, sound.num_nodes, raw.corners
+        if kept is not None:
+            is_kept = contains(kept, owners)
+            nodes, owners = nodes[is_kept], np.searchsorted(kept, owners[is_kept])
+    edges = edges_at_nodes(nodes, owners, int(nodes.max(initial=-1)) + 1, num)
+    is_across = contains(*(pair_keys(each[1], each[0], num) for each in (faces, edges)))
+    return replace(sound, edge_index=edges, edges="edge_index"), is_across
 
 
 def _source_rows(rows: IntArray, kept: IntArray | None) -> IntArray:

@@ -112,8 +112,9 @@ def partition(
     entity : str or None, optional
         ``"cell"``: rows of a mesh, or points, are its cells, at their centres; default its nodes.
     edges : str or Mapping[str, str] or None, optional
-        ``"edge_index"`` of the file, ``"cells"`` (of a mesh), ``"faces"`` (between cells), ``"knn:8"`` or
-        ``"radius:0.1"``; of a built graph, by relation, ``{"grid__to__mesh": "spacing:0.6"}``.
+        ``"edge_index"`` of the file, ``"cells"`` (of a mesh), ``"faces"`` (between cells), ``"nodes"`` (between cells
+        that share a node; the field ``across_face`` is 1 where they share a face), ``"knn:8"`` or ``"radius:0.1"``; of
+        a built graph, by relation, ``{"grid__to__mesh": "spacing:0.6"}``.
     nodes : Mapping[str, str or Sequence[int]] or None, optional
         Node sets of a graph that is built around the input: ``{"grid": "file", "mesh": "icosahedral:6"}``; see
         the module ``scidata.meshes.build`` for the rules of sets and relations. Numbers are the points on each latitude

@@ -17,6 +17,7 @@ from scidata.store.format.spools import Buckets, Spool
 _PROGRAM = 384 << 20  # what scidata and its libraries take, and the shards on their way to disk
 _MOST_BUCKETS = 256
 _PARTS = 32  # buckets that would fill the memory; sorting one takes some times its size, and they differ in size
+_AT_NODES = 66  # other cells that share a node with a tetrahedron
 _CORNERS = ("cells", "connectivity", "cells_connectivity")  # names of arrays of the nodes of cells
 _MOST_IN_BLOCK = 4 << 20  # entries: larger blocks are not faster
 
@@ -76,6 +77,7 @@ def bytes_in_memory(header: SampleHeader | HeteroHeader, order: str) -> int:
         return 50 * sum(num or 0 for num in header.sizes.values())
     sizes = header.topology.sizes
     edges = sizes.get("edge", 0) if header.edges == "edge_index" else 0
+    edges += _AT_NODES * sizes.get("cell", 0) if header.edges == "nodes" else 0
     arrays = header.topology.source.arrays
     corners = [
         math.prod(layout.shape) for name, layout in arrays.items() if name.rpartition("/")[2].lower() in _CORNERS

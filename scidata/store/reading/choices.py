@@ -10,7 +10,7 @@ import numpy as np
 from scidata.core.checks import is_int
 from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches
 from scidata.meshes.hetero import SEPARATOR, is_relation
-from scidata.store.format.manifest import FieldInfo
+from scidata.store.format.manifest import ACROSS, FieldInfo
 from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.format.store import Store
 from scidata.store.reading.subsample import Subsample
@@ -26,14 +26,20 @@ CELLS = "cells"
 def checked_halo(store: Store, halo: object) -> float:
     """Return the number of hops, or the radius, if the store has the edges or positions for it."""
     kind, others = store.manifest.kind, ""
-    if kind == "mesh" and store.manifest.entity != "cell":
+    of_cells = store.manifest.entity == "cell"
+    if kind == "mesh":
         if isinstance(halo, str) and halo == CELLS:
+            if of_cells and f"edge/{ACROSS}" not in store.manifest.fields:
+                raise ConfigError(
+                    f"{store.path}: halo={CELLS!r} needs the cells that share nodes, and its edges are others; write "
+                    "it again with edges='nodes' (--edges nodes)"
+                )
             return 1
         others = f", or {CELLS!r}{near_matches(str(halo), (CELLS,), listed=False)}"
     numbers = int | float | np.integer | np.floating
     if not isinstance(halo, numbers) or isinstance(halo, bool) or not np.isfinite(halo) or halo < 0:
         unit = "a radius" if kind == "points" else "a number of hops"
-        unit += " across faces" if store.manifest.entity == "cell" and kind == "mesh" else ""
+        unit += " along edges between cells" if of_cells and kind == "mesh" else ""
         raise ConfigError(f"halo={halo!r}: a halo of {kind} is {unit}, at least 0{others}")
     if kind == "points":
         if halo and any(sample.block_space is None for sample in store.manifest.samples.firsts()):

@@ -139,7 +139,8 @@ class StoreReader(PartReader):
             self.halo = len(layers)
             self.layers = self._layers = layers or checked_layers(self.store, 1)
         else:
-            self.halo, self.ghost_cells = checked_halo(self.store, options.halo), isinstance(options.halo, str)
+            self.halo = checked_halo(self.store, options.halo)
+            self.ghost_cells = isinstance(options.halo, str) and self.entity != "cell"
             hops = 1 if self.kind == "points" else max(1, int(self.halo))  # edges need their sources
             self._layers = (("edge",),) * (hops if "edge" in self.entities else 0)
         self._take_edges(int(manifest.samples.column("counts", self.entity).max(initial=0)))

@@ -8,6 +8,7 @@ import pytest
 import scidata
 from scidata.errors import CorruptDataError, FieldMismatchError, UnsupportedFormatError
 from scidata.meshes.formats.foam import FoamSource, write_field
+from scidata.meshes.order.faces import edges_at_nodes
 from scidata.meshes.samples import read_samples
 
 from . import _foam
@@ -51,6 +52,35 @@ def test_reads_cells_edges_and_fields_by_time(tmp_path, binary, label, packed):
     assert (raw.fields["U"].units, raw.values["time"].tolist()) == ("m s-1", [0.5, 10.0])
     one = read_samples(str(case / "10"))[0]  # a time by itself
     np.testing.assert_array_equal(one.fields["U"].read(), U[1])
+
+
+def test_points_of_processors_are_joined(tmp_path):
+    """By pointProcAddressing, else by place."""
+    whole, case = FoamSource(str(_case(tmp_path / "whole"))).mesh(), tmp_path / "case"
+    how = {"binary": True, "label": 32}
+    meshes = [case / f"processor{number}" / "constant" / "polyMesh" for number in range(2)]
+    for number, (mesh, first, num) in enumerate(zip(meshes, (0, 3), (3, NUM - 3), strict=True)):
+        _foam.write_mesh(mesh, first, num, **how, between=(number, 1 - number))
+
+    def check(num_points):
+        mesh = FoamSource(str(case)).mesh()
+        assert len(mesh.points) == num_points
+        every = [{(cell, *x.points[node].round(9)) for node, cell in x.corners().T} for x in (mesh, whole)]
+        assert every[0] == every[1]
+
+    check(4 * (NUM + 1))
+    edges = read_samples(str(case), entity="cell", edges="nodes")[0]
+    pairs = edges_at_nodes(*edges.corners, 4 * (NUM + 1), NUM)
+    assert {*map(tuple, pairs.T.tolist())} == {*map(tuple, edges.edge_index.T.tolist())} == _expected()[2]
+    points = _foam.boxes(3, NUM - 3)[0] + 1e-12  # as if rounded in text
+    (meshes[1] / "points").write_bytes(_foam.head("vectorField", "points", **how) + _foam.items(points, **how))
+    check(4 * (NUM + 2))
+    for mesh, ids in zip(meshes, (np.arange(16), np.arange(12, 24)), strict=True):
+        (mesh / "pointProcAddressing").write_bytes(_foam.head("labelList", "p", **how) + _foam.items(ids, **how))
+    check(4 * (NUM + 1))
+    (meshes[0] / "pointProcAddressing").write_bytes(_foam.head("labelList", "p", **how) + _foam.items(ids, **how))
+    with pytest.raises(CorruptDataError, match=r"processor0.*has 12 numbers of points, but there are 16"):
+        FoamSource(str(case)).mesh()
 
 
 def test_decomposed_is_put_together_and_written_back(tmp_path):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -31,6 +32,7 @@ import scidata.shard.comm.transport
 from scidata.shard.comm.transport import count_sent
 from scidata.shard.compile import regions_of
 from scidata.testing import run_ranks
+from tests.bench.step_bytes import GRAPHS, make, training_of
 from tests.bench.step_costs import MODELS, Model, UNet, ViTBlock, python_calls
 
 WAYS = ("one process", "one process, compiled", "ranks", "ranks, compiled", "DTensor")
@@ -46,9 +48,33 @@ HEADER = (
 )
 
 
-def step_of(model: Model, way: str, mesh: Any, backend: str) -> tuple[nn.Module, Callable[[], None]]:
+def step_of(name: str, way: str, mesh: Any, backend: str, folder: str) -> tuple[nn.Module, Callable[[], None]]:
     """Return a model, and a function that takes one step of training, on samples that are the same each time."""
     torch.manual_seed(0)
+    loss: Callable[[], torch.Tensor]
+    if name in GRAPHS:
+        training = training_of(name, mesh["domain"].size(), folder)
+        is_alone = way.startswith("one process")
+        net = training.single if is_alone else training.model
+        ds = training.normalised(training.open(None)) if is_alone else training.data
+        batch, run = scidata.collate([ds[0]]), compiled(net, way, backend)
+        loss = partial(training.loss, run, batch)
+        if way == "DTensor":
+            raise NotImplementedError("no graphs")
+    else:
+        net, loss = of_tensors(ALL[name], way, mesh, backend)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(loss())
+        optimizer.step()
+
+    return net, step
+
+
+def of_tensors(model: Model, way: str, mesh: Any, backend: str) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """Return a model and its loss, on a tensor that is cut along one dim."""
     net, x, y = model.make(), torch.randn(model.shape), torch.randn(model.shape)
     if way.startswith("ranks"):
         scidata.parallelize(net, mesh)
@@ -56,19 +82,15 @@ def step_of(model: Model, way: str, mesh: Any, backend: str) -> tuple[nn.Module,
     if way == "DTensor":  # the input's rows on the ranks, weights on all; torch says what is sent
         distribute_module(net, mesh["domain"])
         x, y = (distribute_tensor(each, mesh["domain"], [Shard(model.dim)]) for each in (x, y))
-    run: Any = net
+    run = compiled(net, way, backend)
+    return net, lambda: F.mse_loss(run(x), y)
+
+
+def compiled(net: nn.Module, way: str, backend: str) -> Any:
+    """Return what is called in one way of the comparison."""
     if way == "one process, compiled":
-        run = torch.compile(net, backend=backend)
-    elif way == "ranks, compiled":
-        run = scidata.compile(net, backend=backend)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.autograd.backward(F.mse_loss(run(x), y))
-        optimizer.step()
-
-    return net, step
+        return torch.compile(net, backend=backend)
+    return scidata.compile(net, backend=backend) if way == "ranks, compiled" else net
 
 
 def collectives_of(step: Callable[[], None]) -> tuple[int, int]:
@@ -89,21 +111,27 @@ def collectives_of(step: Callable[[], None]) -> tuple[int, int]:
     return count, count_sent() - sent
 
 
-def rank_main(rank: int, num_ranks: int, names: list[str], backend: str, repeats: int, steps: int) -> dict[str, Any]:
+def rank_main(
+    rank: int, num_ranks: int, names: list[str], folder: str, backend: str, repeats: int, steps: int
+) -> dict[str, Any]:
     """Measure on one rank."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     found: dict[str, Any] = {}
     for name in names:
-        made = {way: step_of(ALL[name], way, mesh, backend) for way in WAYS}
+        made: dict[str, tuple[nn.Module, Callable[[], None]]] = {}
         refused: dict[str, str] = {}
-        for way in ("one process, compiled", "DTensor"):
+        for way in WAYS:
             try:
-                made[way][1]()
+                step = step_of(name, way, mesh, backend, folder)
+                if way in ("one process, compiled", "DTensor"):
+                    step[1]()
+                made[way] = step
             except Exception as e:  # on all ranks alike
+                if way not in ("one process, compiled", "DTensor"):
+                    raise
                 refused[way] = f"{type(e).__name__}: {str(e).splitlines()[0][:60]}"
-                del made[way]
         cpu: dict[str, list[float]] = {way: [] for way in made}
         for turn in range(repeats + 1):  # the first is a rehearsal, in which graphs are compiled
             for way, (_, step) in made.items():
@@ -124,7 +152,7 @@ def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--models", nargs="+", default=list(ALL), choices=list(ALL))
+    parser.add_argument("--models", nargs="+", default=[*ALL, *GRAPHS], choices=[*ALL, *GRAPHS])
     parser.add_argument("--backend", default="inductor", choices=["inductor", "aot_eager"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5)
@@ -132,8 +160,16 @@ def main() -> None:
     # freed memory is kept: how much a way gives back to the system, and faults in again, is chance
     os.environ |= dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(2**32))
     print(HEADER)
+    with tempfile.TemporaryDirectory() as folder:
+        make(args.models, folder)
+        measure(args, folder)
+
+
+def measure(args: argparse.Namespace, folder: str) -> None:
+    """Run all ranks, and print a row for each model."""
     for num_ranks in args.ranks:
-        ranks = run_ranks(rank_main, num_ranks, args.models, args.backend, args.repeats, args.steps, timeout=3600)
+        given = args.models, folder, args.backend, args.repeats, args.steps
+        ranks = run_ranks(rank_main, num_ranks, *given, timeout=3600)
         for name in args.models:
             of_ranks = [way for way in ranks[0][name][0] if way in WAYS[2:]]
             cpu = {way: [sum(each) for each in zip(*(r[name][0][way] for r in ranks), strict=True)] for way in of_ranks}

@@ -168,9 +168,8 @@ def of_tensors(name: str, mesh: Any) -> tuple[int, int, int]:
     return *counted(lambda: F.mse_loss(net(x), y)), least
 
 
-def of_graphs(name: str, mesh: Any, folder: str) -> tuple[int, int, int]:
-    """Return the same of a model on nodes and edges of a store."""
-    num_ranks = mesh["domain"].size()
+def training_of(name: str, num_ranks: int, folder: str) -> Any:
+    """Build an example's training of a model on nodes and edges of a store."""
     sys.path.insert(0, str(EXAMPLES))
     script, data = ("train_gnn", "flow.store") if name == "MeshGraphNet" else ("train_graphcast", "waves")
     module = importlib.import_module(script)
@@ -179,10 +178,16 @@ def of_graphs(name: str, mesh: Any, folder: str) -> tuple[int, int, int]:
     training = module.Training(args)
     training.normalise()
     training.build(measure=True)
+    return training
+
+
+def of_graphs(name: str, mesh: Any, folder: str) -> tuple[int, int, int]:
+    """Return bytes, messages and the least bytes of a model on nodes and edges of a store."""
+    training = training_of(name, mesh["domain"].size(), folder)
     batch = scidata.collate([training.data[0]])
     ghosts = ghost_rows(name, batch)
     return *counted(lambda: training.loss(training.model, batch)), (
-        2 * ghosts * WIDTH * FLOAT + gradients(training.model, num_ranks)
+        2 * ghosts * WIDTH * FLOAT + gradients(training.model, mesh["domain"].size())
     )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -20,8 +21,9 @@ from tests.bench.compile_step import collectives_of
 from tests.bench.step_costs import ViTBlock
 from tests.dist._checks import asked_for, failures
 from tests.dist._graphs import NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
-from tests.dist._pyg import to_pyg
+from tests.dist._pyg import hetero_to_pyg, to_pyg
 from tests.dist.test_gnn_model import example
+from tests.dist.test_hetero import LAYOUTS, Interaction, cut, whole
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
@@ -402,8 +404,41 @@ def sums_that_meet(mesh):
     assert [collectives_of(lambda: model(x).sum().backward())[0] for model in models] == [3, 3]  # noqa: B023
 
 
+class ThereAndBack(nn.Module):
+    """Grid to mesh and back, as GraphCast, called with a ``HeteroData``."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = Interaction().double(), Interaction().double()
+
+    def forward(self, data):
+        grid, mesh = data["grid"].x, data["mesh"].x
+        there, back = data["grid", "to", "mesh"], data["mesh", "to", "grid"]
+        mesh = self.encode((grid, mesh), there.edge_index, there.edge_attr)
+        return self.decode((mesh, grid), back.edge_index, back.edge_attr)
+
+
+def two_node_sets_made_anew(mesh):
+    rank, sizes = mesh.get_rank(), LAYOUTS[2][1]  # the mesh has no node on the first rank
+    _, local, maps = cut(mesh, sizes, rank)
+    x, edges, attr = whole()
+    first = {relation: sizes[relation[2]][0] for relation in edges}  # targets of the first rank
+    held = {r: (e[1] < first[r]) if rank == 0 else (e[1] >= first[r]) for r, e in edges.items()}
+
+    def made(model, scale):
+        node = {name: {"x": scale * values[slice(*maps[name].owned)]} for name, values in x.items()}
+        edge = {r: {"edge_attr": values[held[r]]} for r, values in attr.items()}
+        return model(hetero_to_pyg(local, maps, mesh, node=node, edge=edge))
+
+    models = pair(mesh, ThereAndBack)
+    assert trains(models, made, [1.0, 0.5, 2.0]) == 1
+    with pytest.warns(UserWarning, match="32 calls in a row had layouts") if rank == 0 else nullcontext():
+        for _ in range(32):
+            models[1](cut(mesh, sizes, rank)[0])  # other index maps each time
+
+
 ALL = [
-    one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
+    two_node_sets_made_anew, one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
     ids_of_other_ranks, one_of_two_results, gradients_differentiated, scattered_inside, communicates_past_scidata,
     work_while_values_travel, sums_that_meet, an_index_that_is_out_of_range, dense_batches,
 ]  # fmt: skip

@@ -47,6 +47,7 @@ from scidata.shard.torch_internals import backward_pass, has_dual_level, is_in_a
 _Model = TypeVar("_Model", bound=Callable[..., Any])
 _BACKENDS = ("inductor", "aot_eager", "eager")
 _MOST_SEEN = 256  # calls that have come once
+_MANY_NEW = 32  # calls without a graph, one after the other, of which a warning tells
 _MOST_USES = 2
 _MOST_NOTES = 16  # of eager calls that have come once
 _MOST_OTHERS = 8  # calls that were ended by other integers
@@ -95,7 +96,7 @@ class Region:
         self._values: Values | None = None  # where integers among the arguments are constants of graphs
         self._notes: dict[Any, list[tuple[str, torch.Tensor]]] = {}  # by key: of eager calls
         self._is_differentiated = False
-        self._num_new = 0  # calls of integers that no graph is of, one after the other
+        self._num_new = 0  # calls that are the first of their key, one after the other
         self._num_others = 0  # calls whose ranks held other integers than a graph takes for granted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,8 +188,10 @@ class Region:
         known: list[tuple[str, torch.Tensor]] = []
         with nullcontext() if self._ran else noting(self._ran), nullcontext() if self._values is None else keep(known):
             result = self._plainly(call, args, kwargs)
+        self._num_new += 1
+        if self._num_new == _MANY_NEW:
+            self._tell(f"{_MANY_NEW} calls in a row had layouts or arguments that were new, and ran eagerly")
         if self._values is not None:
-            self._num_new += 1
             if self._num_new > _MOST_SEEN:
                 self._open("integers among its arguments, whose values it reads, differ from call to call")
             self._notes[key] = known

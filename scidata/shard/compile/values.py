@@ -47,7 +47,7 @@ def _number_of(spec: ShardSpec) -> int:
     """Return a number that equal layouts share, those that are carried along included."""
     number: int | None = spec.__dict__.get("_number")
     if number is None:
-        facts = (spec, id(spec.exchange), tuple(spec.past_sizes.items()), spec.edge_parts)
+        facts = (spec, spec.exchange, tuple(spec.past_sizes.items()), spec.edge_parts)
         number = spec.__dict__["_number"] = _layouts.get_or_make(facts, lambda: next(_count))
     return number
 

@@ -245,9 +245,12 @@ def node_spec(like: ShardSpec, exchange: GhostExchange, shape: Sequence[int], di
     return ShardSpec.on(like.device_mesh, (Shard(dim),), tuple(shape), (exchange.node_sizes,))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class BetweenSets:
-    """The ghosts of the two node sets between which edges run; tensors of these edges have it as ``spec.exchange``."""
+    """Ghost exchanges of the source and target node sets of a relation, ``spec.exchange`` of its tensors.
+
+    Equal if both exchanges are the same objects.
+    """
 
     source: GhostExchange
     target: GhostExchange

@@ -1,7 +1,7 @@
 """Every error scidata raises on purpose.
 
 Each is also a subclass of the built-in error that a caller would expect, so ``except ValueError`` keeps working.
-Messages name the store, the field, the chunk or row, the sample and the rank where they are known; then what was
+Messages name the store, the field, the chunk or row, the sample and the rank if they are known; then what was
 expected, what was found, and one thing to do.
 
 Examples

@@ -177,7 +177,7 @@ def parse_align(values: Sequence[str], option: str = "--align") -> Align:
 
 
 def names_store(path: str) -> bool:
-    """Say whether a path is a partitioned store, also one whose writing was interrupted."""
+    """Return True if a path is a partitioned store, also one whose writing was interrupted."""
     from scidata.store.format.places import folder_of, is_store
 
     if is_store(path):
@@ -281,7 +281,7 @@ def parse_where(values: Sequence[str], option: str = "--where") -> dict[str, obj
 
 
 def _labels(dim: str, text: str, accepted: str) -> object:
-    """Return a label, a list or a slice of labels: numbers where they can be, but for dims whose name says time."""
+    """Return a label, a list or a slice of labels: numbers if they can be, but for dims whose name says time."""
     from scidata.sources.cf import names_time
 
     kinds = (str,) if names_time(dim) else (int, float, str)
@@ -314,7 +314,7 @@ def parse_names(values: Sequence[str]) -> list[str]:
 
 
 def parse_fields(values: Sequence[str] | None, option: str = "--fields") -> list[str] | None:
-    """Names of arrays, None where the option is not given."""
+    """Names of arrays, None if the option is not given."""
     names = parse_names(values or ())
     if values and not names:
         raise usage_error(option, f"{','.join(values)!r} names no array; leave it out to read all.")
@@ -334,7 +334,7 @@ def parse_steps(values: Sequence[str], option: str = "--steps") -> tuple[int, ..
 
 
 def parse_ranks(values: Sequence[str], num_ranks: int, option: str = "--rank") -> list[int]:
-    """``3``, ``0-3`` or ``0,2-5``, sorted; all of them where none is given."""
+    """``3``, ``0-3`` or ``0,2-5``, sorted; all of them if none is given."""
     accepted = "ranks of the domain, 3, 0-3 or 0,2-5"
     found: set[int] = set()
     for text in parse_names(values):

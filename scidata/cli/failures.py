@@ -110,7 +110,7 @@ _SLICE = re.compile(r"slice\(([^(),]+), ([^(),]+)(?:, None)?\)")
 #: Said of a dimension, ``isel of 'level'``, or as a remedy, ``crop with isel``.
 _BEFORE_DIM = ("halo", "isel", "sel", "bounds", "align", "weights")
 _ALONE = ("isel", "sel", "steps", "align", "periodic", "shard")
-#: What such a word may follow where it is no argument: of a URL, an attribute of a file, part of a longer name.
+#: What such a word may follow if it is no argument: of a URL, an attribute of a file, part of a longer name.
 _NOT_AFTER = r"(?<![\w.?&/:-])(?<!attribute )"
 
 

@@ -17,7 +17,7 @@ _PIPED_WIDTH = 240  # a pipe has no width: wide enough that no column is folded
 
 
 def is_terminal(stream: object) -> bool:
-    """Say whether progress may be drawn on the stream."""
+    """Return True if progress may be drawn on the stream."""
     return bool(getattr(stream, "isatty", lambda: False)())
 
 
@@ -86,7 +86,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def print_bullets(heading: str, lines: Sequence[str], style: str) -> None:
-    """Print a list under a heading; nothing where it is empty."""
+    """Print a list under a heading; nothing if it is empty."""
     out = console()
     for line in lines:
         out.print_parts((f"{heading}: ", style), (line, "default"))

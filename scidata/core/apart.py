@@ -21,7 +21,7 @@ _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 def check_apart(
     out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]], what: str, *, may_hold: bool = False
 ) -> None:
-    """Raise where writing an output would change an input.
+    """Raise if writing an output would change an input.
 
     ``out``: a path or URL that is written, or a folder that is written into.
     ``inputs``: paths and URLs that are read; groups in files, too. Not globs.

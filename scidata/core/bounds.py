@@ -198,7 +198,7 @@ def _indices(selection: object, num_rows: int) -> IntArray:
 def _runs(rows: IntArray) -> IntArray:
     """Split rows into arithmetic runs: ``(num, 4)`` int64 as in a SegmentTable.
 
-    Two rows alone are a run only where one follows the other: of scattered rows, pairs would gain nothing.
+    Two rows alone are a run only if one follows the other: of scattered rows, pairs would gain nothing.
     """
     if not len(rows):
         return np.empty((0, 4), np.int64)

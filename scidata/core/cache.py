@@ -60,7 +60,7 @@ class Cache(Generic[_T]):
         return value
 
     def drop(self, key: Hashable) -> None:
-        """Let go of a value, where it is kept."""
+        """Release a value, where it is kept."""
         with lock:
             gone = self._pop(key)
         del gone
@@ -81,9 +81,9 @@ class Cache(Generic[_T]):
     def get_or_make(
         self, key: Hashable, make: Callable[[], _T], size: Callable[[_T], int] | None = None, *, once: bool = False
     ) -> _T:
-        """Return the value of a key; where there is none, make it.
+        """Return the value of a key; if missing, make it.
 
-        ``size``: returns the size of a new value, where it is not 1.
+        ``size``: returns the size of a new value, if it is not 1.
         ``once``: of threads that want the value at the same time, one makes it; the others wait for it, or for its
         error. Without, each makes it, and all get the first one kept.
         """
@@ -123,7 +123,7 @@ class Cache(Generic[_T]):
         return value
 
     def clear(self) -> None:
-        """Let go of all values."""
+        """Release all values."""
         with lock:
             gone = list(self._entries.values())
             self._entries.clear()

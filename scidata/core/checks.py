@@ -49,12 +49,12 @@ def check_int(name: str, value: object, *, least: int | None = None) -> int:
 
 
 def check_optional_int(name: str, value: object, *, least: int | None = None) -> int | None:
-    """Return an integer, or None where none is given."""
+    """Return an integer, or None if none is given."""
     return None if value is None else check_int(name, value, least=least)
 
 
 def bytes_of(text: str) -> int | None:
-    """Return the bytes that ``"500G"``, ``"1.5TiB"`` or a number says, by powers of 1024; None where it is no size."""
+    """Return the bytes that ``"500G"``, ``"1.5TiB"`` or a number says, by powers of 1024; None if it is no size."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     number = 0 if found is None else int(float(found[1]) * 1024 ** " KMGTP".index(found[2].upper() or " "))
     return number or None

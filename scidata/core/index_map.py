@@ -30,7 +30,7 @@ class IndexMap:
     ghosts
         ``(num_ghost,)`` int64 global ids that others own, sorted, hence grouped by owner.
     key
-        Shared by all maps of one topology, where there are several objects: senders and receivers are found once
+        Shared by all maps of one topology, if there are several objects: senders and receivers are found once
         for a key. On all ranks the maps that are used in the same place have a key, equal at the same places, or none.
 
     Raises

@@ -173,7 +173,7 @@ class ArrayPool:
         return block
 
     def _take(self, nbytes: int) -> _Block | None:
-        """Return a free block that is large enough, and not much too large; where there is none, make room for one."""
+        """Return a free block that is large enough, and not much too large; if missing, make room for one."""
         passed = []
         found = None
         while found is None and self._free:
@@ -231,7 +231,7 @@ class ArrayPool:
                 waiting.put(None)
 
     def clear(self) -> None:
-        """Let go of the blocks that lie free."""
+        """Release the blocks that lie free."""
         self._free.clear()
         self._slab = None
 

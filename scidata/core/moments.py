@@ -36,7 +36,7 @@ class Moments:
     than 53 bits are rounded to float64 first, as NumPy does.
 
     ``count, missing, infinite``: ``(num_cells,)`` int64: finite numbers, NaN, and infinite ones.
-    ``min, max``: ``(num_cells,)`` float64, ``inf`` and ``-inf`` where there is no finite number.
+    ``min, max``: ``(num_cells,)`` float64, ``inf`` and ``-inf`` if there is no finite number.
     """
 
     def __init__(self, num_cells: int = 1) -> None:
@@ -146,7 +146,7 @@ class Moments:
         return made
 
     def result(self) -> RoundedMoments:
-        """Return the moments as float64; NaN where there is no finite number."""
+        """Return the moments as float64; NaN if there is no finite number."""
         some = self.count > 0
         cells = list(zip(self.count.tolist(), self._sums, self._squares, strict=True))
         return RoundedMoments(

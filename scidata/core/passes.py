@@ -34,7 +34,7 @@ class FieldPass(Protocol):
     is_step: BoolArray  # ``(num_rows,)`` bool: whether the row is one step after the one before it
     # rows that follow the one before them, but not one usual step later: over a gap in time; 0 by default
     num_skipped: int = 0
-    num_tiles: int  # tiles of each row; 0 where the rank owns none of the field
+    num_tiles: int  # tiles of each row; 0 if the rank owns none of the field
 
     def read(self, tile: int, start: int, stop: int) -> AnyArray:
         """Read rows of a block, ``(stop - start, *row)``, as the data set decodes them."""
@@ -49,11 +49,11 @@ class FieldPass(Protocol):
         raise NotImplementedError
 
     def labels(self, dim: str) -> Sequence[Any] | None:
-        """Return the labels of its rows, as plain numbers or text; None, the default, where there are none."""
+        """Return the labels of its rows, as plain numbers or text; None, the default, if there are none."""
         return None
 
     def span(self) -> tuple[str, str, str] | None:
-        """Return the dim of samples, and the labels of the first row and the last; None where there are no labels."""
+        """Return the dim of samples, and the labels of the first row and the last; None if there are no labels."""
         return None
 
 

@@ -108,7 +108,7 @@ class Patches:
 
     @property
     def units(self) -> dict[str, int]:
-        """The numbers whose multiples patches begin at, by dim; 0 where they begin at the edges of chunks."""
+        """The numbers whose multiples patches begin at, by dim; 0 if they begin at the edges of chunks."""
         given = self._by_dim("align", 1)
         return {d: 0 if n == _CHUNK else check_int(f"patch: align of {d!r}, or 'chunk'", n, least=1) for d, n in given}
 

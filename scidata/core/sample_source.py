@@ -15,7 +15,7 @@ class SampleSource:
     path : str
         The file or Zarr store; of a partitioned store, the group of the sample in it.
     index : int
-        The row along the sample dimension in that file; 0 where it has none.
+        The row along the sample dimension in that file; 0 if it has none.
     time : object or None
         The label of that row: ``numpy.datetime64``, an object of cftime, a number or a text; where nothing labels it,
         that of the row along another sample dimension, or None. Of a window of observations, its beginning.

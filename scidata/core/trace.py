@@ -151,7 +151,7 @@ def set_sample(index: int | None) -> None:
 
 
 def get_sample() -> int | None:
-    """Return the sample that the calling thread reads, where it is known."""
+    """Return the sample that the calling thread reads, if it is known."""
     return getattr(_here, "sample", None)
 
 

@@ -90,7 +90,7 @@ def segment_table(segments: Sequence[Segment]) -> IntArray:
 class Codec:
     """One step that was applied to a chunk's bytes when it was written; readers undo the steps last to first.
 
-    ``name`` is numcodecs' id where there is one (``blosc zstd gzip zlib lz4 bz2 lzma shuffle fletcher32 crc32c
+    ``name`` is numcodecs' id if there is one (``blosc zstd gzip zlib lz4 bz2 lzma shuffle fletcher32 crc32c
     lzf``); HDF5 filters that scidata does not know are named ``hdf5:<filter id>``.
 
     Attributes
@@ -122,7 +122,7 @@ class ArrayLayout:
         shape. Chunks at the upper edge hold a full chunk. Where chunks differ in size, the largest of each dimension.
     edges
         Of arrays whose chunks differ in size, for each dimension: where its chunks begin and the last one ends, or
-        empty where all are alike. Empty of other arrays.
+        empty if all are alike. Empty of other arrays.
     axis_order
         The array's axes from slowest to fastest varying inside a chunk: ``(0, 1, 2)`` is C order, ``(2, 1, 0)`` F.
     codecs
@@ -130,11 +130,11 @@ class ArrayLayout:
     shards
         Shape of one file of the sharding codec, where used: chunks inside it share a file.
     fill_value
-        What an absent chunk stands for, as a 0-d array of ``dtype``; None where the format has none.
+        What an absent chunk stands for, as a 0-d array of ``dtype``; None if the format has none.
     attributes
         The array's attributes, as plain Python or NumPy values.
     fallback
-        True where only the format's own library can decode it: the plan then names boxes, not bytes.
+        True if only the format's own library can decode it: the plan then names boxes, not bytes.
     """
 
     store: str
@@ -163,7 +163,7 @@ class ArrayLayout:
         return np.array(edges, np.int64) if edges else self.chunks[dim]
 
     def chunk_shapes(self, chunks: IntArray) -> IntArray:
-        """Return the shapes of decoded chunks: ``(num, ndim)`` for coordinates, or ``(ndim,)`` where all are alike."""
+        """Return the shapes of decoded chunks: ``(num, ndim)`` for coordinates, or ``(ndim,)`` if all are alike."""
         shapes = np.array(self.chunks, np.int64)
         if self.edges:
             shapes = np.tile(shapes, (len(chunks), 1))
@@ -213,13 +213,13 @@ class ChunkRefs:
         ``(num,)`` int64: first byte and encoded size inside the file.
     skipped_codecs
         ``(num,)`` uint32 bit mask: bit ``i`` set means ``layout.codecs[i]`` was not applied to this chunk (HDF5's
-        filter mask). None where no chunk skips any.
+        filter mask). None if no chunk skips any.
     checksums
         ``(num,)`` uint32: the crc32c that was recorded of each chunk apart from the file that holds it, so that a
         chunk in another's place is found. Only of chunks whose one codec is a crc32c at their end; None: not known.
     unseen
         Each chunk is a file of its own, for which nobody has looked yet: where a read finds none, the chunk is absent;
-        ``nbytes`` is the size that it must have, or 0 where any will do.
+        ``nbytes`` is the size that it must have, or 0 if any will do.
     """
 
     paths: tuple[str, ...]
@@ -236,7 +236,7 @@ class Decoding:
     """CF decoding of packed values: ``value = raw * scale + offset``, fill values to NaN."""
 
     dtype: np.dtype[Any]  # floating dtype of the decoded values, native byte order; all arithmetic happens in it
-    # scale, offset: None where the attribute is absent (then that step is skipped, so that plain floats stay bit for
+    # scale, offset: None if the attribute is absent (then that step is skipped, so that plain floats stay bit for
     # bit)
     scale: float | None = None
     offset: float | None = None
@@ -275,7 +275,7 @@ class Files(NamedTuple):
 
 
 #: Finds one chunk by its number, in C order of the grid, inside of which it is, faster than ``Source.locate`` finds
-#: several: its file, first byte and bytes. None where ``locate`` has more to say of it, or an error. A source's
+#: several: its file, first byte and bytes. None if ``locate`` has more to say of it, or an error. A source's
 #: ``finder(layout)`` makes it for an array.
 FindChunk: TypeAlias = Callable[[int], tuple[str, int, int] | None]
 
@@ -309,12 +309,12 @@ class Source(Protocol):
         """Read a box (positive steps) with the format's own library into ``out``: the fallback, and an oracle."""
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where files that were just read, or their metadata, are not those opened."""
+        """Raise SourceChangedError if files that were just read, or their metadata, are not those opened."""
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
         """Name all files, or URLs, that decide the values of chunks, without looking whether they are there.
 
-        None where values may lie in others, which only the format's own library knows.
+        None if values may lie in others, which only the format's own library knows.
         """
 
     def close(self) -> None:

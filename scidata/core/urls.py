@@ -50,7 +50,7 @@ def absolute(path: str) -> str:
 
 
 def is_url(path: str) -> bool:
-    """Say whether ``path`` is read through fsspec."""
+    """Return True if ``path`` is read through fsspec."""
     return "://" in path
 
 
@@ -75,7 +75,7 @@ def url_of(path: str, options: Mapping[str, Any] | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Marks of one content of an object among others of the same name; None where a server does not say."""
+    """Marks of one content of an object among others of the same name; None if a server does not say."""
 
     size: int | None = None
     etag: str | None = None
@@ -83,7 +83,7 @@ class Version:
     modified: str | None = None
 
     def differs(self, other: Version) -> str:
-        """Return how another content differs; an empty text where it may be the same."""
+        """Return how another content differs; an empty text if it may be the same."""
         for name in ("etag", "version", "size", "modified"):
             mine, found = getattr(self, name), getattr(other, name)
             if mine is not None and found is not None:
@@ -108,7 +108,7 @@ class Seen:
         self.pinned: set[str] = set()  # objects of which S3 is asked for the version that was first seen
 
     def changed(self, name: str, version: Version) -> str:
-        """Return how an object differs from its first version; an empty text where it does not, or is the first."""
+        """Return how an object differs from its first version; an empty text if it does not, or is the first."""
         known = self._versions.setdefault(name, version)
         if len(self._versions) > self.MAX:
             with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # another thread does so, too

@@ -1,4 +1,4 @@
-"""Defaults for a gridded store: its fields, sample dimension and split, where the user does not name them."""
+"""Defaults for a gridded store: its fields, sample dimension and split, if the user does not name them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Choice:
 
     - ``sample_dims``: the dimensions that number the samples, that of steps last; none where all is one sample.
     - ``left_out``: fields on other grids, of those that nobody named.
-    - ``taken_text``: says which arrays are taken for coordinates; empty where all of them look like some.
+    - ``taken_text``: says which arrays are taken for coordinates; empty if all of them look like some.
     """
 
     fields: tuple[str, ...]
@@ -123,7 +123,7 @@ def default_shard(
 
     Latitude (``Y``) before longitude (``X``), so that a rank's rows are contiguous on disk, then, where the field lies
     on neither of them, a dimension known to number cells, nodes or columns; a dimension with fewer rows than ranks is
-    passed over. An axis of one rank may split any. Raises where nothing of that is known of any dimension: it could as
+    passed over. An axis of one rank may split any. Raises if nothing of that is known of any dimension: it could as
     well be time or channels.
     """
     order = {"Y": 0, "X": 1, None: 2, "Z": 3, "T": 4}

@@ -99,7 +99,7 @@ class Labels:
     def sources_of(self, rows: Sequence[int]) -> tuple[SampleSource, ...]:
         """Return file, row and label of each of a sample's rows: along the last dimension of samples that has labels.
 
-        None where nothing labels them, or times cannot be decoded here.
+        None if nothing labels them, or times cannot be decoded here.
         """
         series, times = self._series, list[object]([None] * len(rows))
         for dim, places in reversed(series.places_of(rows).items()):
@@ -125,7 +125,7 @@ def chosen_rows(series: Series, isel: Crop, sel: Crop, sizes: Mapping[str, int])
 
 
 def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
-    """Return the values along a dimension over all files, None where nothing labels it.
+    """Return the values along a dimension over all files, None if nothing labels it.
 
     That is its coordinate variable, or else the only array of times on it alone (WRF's ``XTIME``, anemoi's ``dates``),
     times as text (WRF's ``Times``, MPAS's ``xtime``), text of the dimension's name, or a list of as many names among
@@ -142,7 +142,7 @@ def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
 
 
 def known_labels(series: Series, dim: str) -> npt.NDArray[Any] | None:
-    """Return the values along a dimension; None where nothing labels it, or times cannot be decoded here."""
+    """Return the values along a dimension; None if nothing labels it, or times cannot be decoded here."""
     try:
         return labels_of(series, dim)
     except (ImportError, ValueError, TypeError, OverflowError):
@@ -167,7 +167,7 @@ def stored_times(
 ) -> tuple[npt.NDArray[Any], str] | None:
     """Return the times of rows along a dimension as they are stored, and their units and calendar.
 
-    ``datetime64``, or numbers since a date; None where nothing tells times. ``known``: its coordinate, where it was
+    ``datetime64``, or numbers since a date; None if nothing tells times. ``known``: its coordinate, where it was
     read before.
     """
     layout = _labelling(source, dim)
@@ -203,7 +203,7 @@ def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
 
 
 def _written_times(source: Source, dim: str) -> npt.NDArray[Any] | None:
-    """Return times that are stored as text, ``(rows,)`` datetime64[s]; as text where the calendar is not NumPy's."""
+    """Return times that are stored as text, ``(rows,)`` datetime64[s]; as text if the calendar is not NumPy's."""
     for name in _TIMES_AS_TEXT:
         texts = _texts_in(source, name, dim)
         if texts is not None and all(map(_TIME_AS_TEXT.match, texts)):

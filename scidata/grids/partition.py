@@ -37,7 +37,7 @@ class GridPartition:
     """The cut of a grid: global, the same on every rank.
 
     - ``selected``: for each dimension, the rows that crop and stride leave, as segments of the source's rows.
-    - ``bounds``: ``(parts + 1,)`` int64 of each dimension, in selected rows; ``[0, size]`` where it is not sharded.
+    - ``bounds``: ``(parts + 1,)`` int64 of each dimension, in selected rows; ``[0, size]`` if it is not sharded.
     """
 
     selected: Mapping[str, Segments]

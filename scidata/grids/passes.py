@@ -161,11 +161,11 @@ class GridPass:
         return self._partition.sizes[dim]
 
     def labels(self, dim: str) -> list[Any] | None:
-        """Return the labels of these rows, as plain numbers or text; None where nothing labels them."""
+        """Return the labels of these rows, as plain numbers or text; None if nothing labels them."""
         return plain_labels(self._series, self._partition, dim)
 
     def span(self) -> tuple[str, str, str] | None:
-        """Return the dim of samples, and the labels of the first row and the last; None where nothing labels them."""
+        """Return the dim of samples, and the labels of the first row and the last; None if nothing labels them."""
         dim, series = self._series.sample_dim, self._series
         if dim is None or self._axis is None or not len(self._local):
             return None
@@ -178,7 +178,7 @@ class GridPass:
 
 
 def plain_labels(series: Series, partition: GridPartition, dim: str) -> list[Any] | None:
-    """Return the labels of the selected rows along a dim as plain numbers or text; None where nothing labels them."""
+    """Return the labels of the selected rows along a dim as plain numbers or text; None if nothing labels them."""
     found = labels_of(series, dim)
     if found is None:
         return None
@@ -187,7 +187,7 @@ def plain_labels(series: Series, partition: GridPartition, dim: str) -> list[Any
 
 
 def row_times(series: Series) -> FloatArray | None:
-    """Return when each row along the sample dim is, in a unit of its own; None where nothing says so."""
+    """Return when each row along the sample dim is, in a unit of its own; None if nothing says so."""
     found = times_of(series)
     if found is not None or series.sample_dim is None:
         return None if found is None else found[0]

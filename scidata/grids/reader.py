@@ -185,7 +185,7 @@ class GridReader:
         return self._fields[self._known(name)].dtype
 
     def coordinate(self, dim: str) -> AnyArray | None:
-        """Return the selected values along a dimension, or None where it has no coordinate variable."""
+        """Return the selected values along a dimension, or None if it has no coordinate variable."""
         dim = resolve_dim(dim, list(self.partition.sizes), "coordinate")
         values = self.series.coordinate(dim)
         if values is None:
@@ -336,7 +336,7 @@ class GridReader:
         return self.pool.read_into(SampleRead(part, index, out, once), [name for name in self.fields if name in out])
 
     def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:
-        """Return the blocks that one rank's part of a sample shares with others; none where there is no room."""
+        """Return the blocks that one rank's part of a sample shares with others; none if there is no room."""
         return self.pool.shared_reads(self.part_of(coordinate), index)
 
     def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> GridPass:

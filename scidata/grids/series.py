@@ -180,7 +180,7 @@ class Series:
         return (np.concatenate(known), bounds_of(list(map(len, known)))) if len(known) == len(found) else None
 
     def is_uniform(self, dim: str) -> bool:
-        """Say whether a coordinate along which files follow each other is stored alike in all, and has all rows."""
+        """Return True if a coordinate along which files follow each other is stored alike in all, and has all rows."""
         return dim == self._along and self._is_uniform
 
     @functools.cached_property
@@ -285,7 +285,7 @@ class Series:
         return self.files if dim == self._along else self.files[:1]
 
     def coordinate(self, dim: str) -> AnyArray | None:
-        """Return the values along a dimension over all files, or None where one has no coordinate variable."""
+        """Return the values along a dimension over all files, or None if one has no coordinate variable."""
         found = self._values(dim)
         return None if found is None else found[0]
 

@@ -78,7 +78,7 @@ class CentredSource:
         return self._source.files_of(own, every)
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where files that were just read are not those opened."""
+        """Raise SourceChangedError if files that were just read are not those opened."""
         self._source.check_unchanged(self._faces(layout)[0], paths)
 
 

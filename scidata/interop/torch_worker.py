@@ -1,7 +1,7 @@
 """Reads a file of ``torch.save``, or of DGL, in a process of its own: ``python torch_worker.py PATH FOLDER``.
 
 Imports nothing of scidata. By ``weights_only``, so that nothing in the file is run: tensors, and PyTorch Geometric's
-containers of them where that is installed. The folder gets ``arrays.npy``, one array after the other, and
+containers of them if that is installed. The folder gets ``arrays.npy``, one array after the other, and
 ``arrays.json``, which has their names; or ``error``, of a file that is not read, or ``damage``.
 """
 
@@ -56,7 +56,7 @@ def check_archive(path: str) -> int:
 
 
 def _geometric() -> ModuleType | None:
-    """Import PyTorch Geometric's containers, which takes longer than torch; None where it is not installed."""
+    """Import PyTorch Geometric's containers, which takes longer than torch; None if it is not installed."""
     try:
         return importlib.import_module("torch_geometric.data")
     except ImportError:
@@ -83,7 +83,7 @@ def _never_called(self: object, *args: Any, **kwargs: Any) -> None:
 
 
 def _load(path: str) -> object:
-    """Load a file; one that holds PyTorch Geometric's containers fails at first, and again where that is missing.
+    """Load a file; one that holds PyTorch Geometric's containers fails at first, and again if that is missing.
 
     Subclasses of ``Data`` are read as ``Data``: none of their code is there to be run.
     """

@@ -99,7 +99,7 @@ class Build:
 
 
 def as_build(nodes: Any, edges: Any) -> Build | None:
-    """Return the graph to be built; None where ``nodes`` is."""
+    """Return the graph to be built; None if ``nodes`` is."""
     if nodes is None:
         return None
     if not isinstance(nodes, Mapping) or not isinstance(edges, Mapping) or not edges:
@@ -162,7 +162,7 @@ def build_header(
 ) -> HeteroHeader:  # fmt: skip
     """Describe the graph that is built around a file.
 
-    ``header``: describes the file as a mesh or a cloud; None where it is a grid.
+    ``header``: describes the file as a mesh or a cloud; None if it is a grid.
     """
     own = next(each for each, rule in build.nodes.items() if rule == _FILE)
     if header is not None:

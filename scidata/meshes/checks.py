@@ -90,6 +90,6 @@ def without_faults(raw: RawSample, findings: Collection[Finding]) -> tuple[RawSa
 
 
 def _firsts(sets: Mapping[str, RawSet]) -> dict[str, int]:
-    """Return the first row of each set where all are numbered one after the other."""
+    """Return the first row of each set if all are numbered one after the other."""
     sizes = np.array([each.num_nodes for each in sets.values()], np.int64)
     return dict(zip(sets, bounds_of(sizes).tolist(), strict=False))

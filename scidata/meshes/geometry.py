@@ -60,7 +60,7 @@ class Geometry:
 
     points: FloatArray | None = None  # ``(num_nodes, 2 or 3)`` float64, or None for a graph without positions
     cells: RawCells | None = None  # None for points and graphs
-    # ``(2, num_edges)`` int64: source and destination; None where edges are still to be made
+    # ``(2, num_edges)`` int64: source and destination; None if edges are still to be made
     edge_index: IntArray | None = None
     # ``(2, num)`` int64, where edges of polyhedra at their nodes were asked for: a node and a row that has it, some
     # more than once

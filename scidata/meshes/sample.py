@@ -32,13 +32,13 @@ class RawSample(Geometry):
     ``points``: ``(N, 2 or 3)`` float64, the nodes (or points); None for a graph without positions. On a sphere:
     longitude and latitude in degrees (and height, where there is a third).
     ``cells``: cells of a mesh, or None.
-    ``edge_index``: ``(2, E)`` int64, source and destination of the edges that the file has; None where there are none
+    ``edge_index``: ``(2, E)`` int64, source and destination of the edges that the file has; None if there are none
     or where ``edges`` says how they are made. Fields of edges are in this order.
     """
 
     name: str  # unlike that of any other sample
     kind: str  # ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"``
-    on_sphere: bool = False  # True where ``points`` are longitude and latitude
+    on_sphere: bool = False  # True if ``points`` are longitude and latitude
     # the rows of a sample: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone;
     # ``"joint"`` of several sets
     entity: str = ""
@@ -50,8 +50,8 @@ class RawSample(Geometry):
     # ``(2, num_mesh_edges)`` int64: nodes of the file's undirected edges, where ``edges`` are made of the cells and
     # fields live on the file's; else None
     mesh_edges: IntArray | None = None
-    num_nodes: int = -1  # nodes or points; needs saying only where ``points`` is None
-    # width of the domain along each coordinate in which it wraps, 0 where it does not; None where it does in none
+    num_nodes: int = -1  # nodes or points; needs saying only if ``points`` is None
+    # width of the domain along each coordinate in which it wraps, 0 if it does not; None if it does in none
     period: tuple[float, ...] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)  # arrays that are no field of this sample, and why
     # of the whole sample: arrays of any shape, or anything that JSON has. Of several sets, ``<set>/<name>`` and
@@ -61,8 +61,8 @@ class RawSample(Geometry):
     # its target set
     sets: Mapping[str, RawSet] = field(default_factory=dict)
     relations: Mapping[str, IntArray] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)  # of each entity, where they are not in memory
-    # True where the rows of a mesh are stored as points: of a cloud, or, with edges, as nodes of a graph
+    counts: Mapping[str, int] = field(default_factory=dict)  # of each entity, if they are not in memory
+    # True if the rows of a mesh are stored as points: of a cloud, or, with edges, as nodes of a graph
     as_points: bool = False
     # geometry of the rows that is stored, too, by name; of ``sdf`` its surface
     measures: Mapping[str, str] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class HeteroHeader:
     """One graph between several node sets by its metadata; :meth:`read` reads its topology. Pickles."""
 
     name: str
-    sizes: Mapping[str, int | None]  # rows of each entity; None where edges are made, and not counted yet
+    sizes: Mapping[str, int | None]  # rows of each entity; None if edges are made, and not counted yet
     on_sphere: bool
     # fields, left_out, paths: as in :class:`SampleHeader`
     fields: Mapping[str, RawField]

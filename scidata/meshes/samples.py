@@ -2,7 +2,7 @@
 
 :func:`read_samples` looks at metadata alone; ``samples[i]`` reads the points, cells and edges of one; its fields are
 read by ranges of rows when asked for. What the formats are: the modules of ``scidata.meshes.formats``. The layout to
-write where none is given: ``scidata.meshes.formats.plain``, ``points`` and ``graph``.
+write if none is given: ``scidata.meshes.formats.plain``, ``points`` and ``graph``.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class _Reading:
         )
 
     def _hetero(self, name: str, paths: tuple[str, ...]) -> HeteroHeader | None:
-        """Describe a graph between several node sets; None where the file is something else."""
+        """Describe a graph between several node sets; None if the file is something else."""
         if self.build is not None:
             return self._built(self.build, name, paths)
         if self.kind not in (None, "hetero") or self.mesh is not None or self.entity is not None:

@@ -42,7 +42,7 @@ def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
 class ArrayPlan:
     """The reads of one array, and their places in the destination."""
 
-    # layout, selection, refs, out_shape: the inputs. ``refs`` is None where the places of the chunks were not known (or
+    # layout, selection, refs, out_shape: the inputs. ``refs`` is None if the places of the chunks were not known (or
     # are not bytes: ``fallback``)
     layout: ArrayLayout
     selection: Selection
@@ -52,14 +52,14 @@ class ArrayPlan:
     cut: Cut
     origin: Origin
     bytes_wanted: int  # bytes selected, in the stored dtype
-    # bytes read from files, as the reader counts them; an estimate by decoded size where not ``exact``. Of large Blosc
+    # bytes read from files, as the reader counts them; an estimate by decoded size if not ``exact``. Of large Blosc
     # chunks of which little is wanted the reader reads less: where their blocks lie only they know
     bytes_fetched: int
     # bytes that come out of decoding whole chunks; raw chunks count the bytes fetched. Partial decoding lowers the
     # count that the reader reports
     bytes_decoded: int
-    exact: bool  # True where every range is known
-    remote: bool  # True where the chunks lie behind URLs
+    exact: bool  # True if every range is known
+    remote: bool  # True if the chunks lie behind URLs
     pattern: Pattern  # the tables that the reader works from, shared by plans that are alike but for places
     # span_reads, encoded_reads, absent: the reads, and the rows of ``chunks`` that the store does not have
     span_reads: Reads | None
@@ -105,7 +105,7 @@ class ArrayPlan:
 
     @property
     def num_reads(self) -> int:
-        """Number of ranged reads; 0 where places are unknown."""
+        """Number of ranged reads; 0 if places are unknown."""
         return sum(len(r.offset) for r in (self.span_reads, self.encoded_reads) if r is not None)
 
     def ranges(self) -> tuple[tuple[str, ...], IntArray]:

@@ -44,11 +44,11 @@ class EncodedChunks:
 class Pattern:
     """Tables in read order: the same for every sample whose chunks lie in the same order and distances."""
 
-    # spans, reads: of raw chunks; ``reads`` start from the offset of the first chunk, and are None where places are
+    # spans, reads: of raw chunks; ``reads`` start from the offset of the first chunk, and are None if places are
     # unknown
     spans: Spans | None = None
     reads: Reads | None = None
-    nbytes: int = 0  # bytes of the reads of raw chunks, or of the spans where there are none
+    nbytes: int = 0  # bytes of the reads of raw chunks, or of the spans if there are none
     encoded: EncodedChunks | None = None  # encoded chunks
 
     def reads_from(self, offset: int) -> Reads | None:
@@ -61,7 +61,7 @@ class Tables:
     """Tables of a read that do not depend on the places of its chunks, and the patterns of places found so far."""
 
     cut: Cut
-    # spans, encoded: of raw and of encoded chunks; None where there are none
+    # spans, encoded: of raw and of encoded chunks; None if there are none
     spans: Spans | None
     encoded: EncodedChunks | None
     absent: IntArray  # ``(num,)`` rows of the chunks that the store does not have
@@ -105,7 +105,7 @@ class Tables:
 
 
 def check_refs(layout: ArrayLayout, chunks: IntArray, refs: ChunkRefs) -> None:
-    """Raise ConfigError where there are not as many places as chunks, CorruptDataError where they make no sense."""
+    """Raise ConfigError if there are not as many places as chunks, CorruptDataError where they make no sense."""
     if not len(chunks) == len(refs.path_index) == len(refs.offset) == len(refs.nbytes):
         raise ConfigError(f"{layout.name!r}: {len(refs.path_index)} places for {len(chunks)} chunks")
     both = refs.offset | refs.nbytes  # negative where either is, and large where either is

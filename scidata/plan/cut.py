@@ -105,7 +105,7 @@ def _begin_of(chunks: IntArray, grid: int | IntArray) -> IntArray:
 
 
 def _one_piece(s: Segment, size: int, chunk: int) -> DimPieces | None:
-    """Cut a segment that lies in one chunk, as those of most dimensions do; None where there is more to do."""
+    """Cut a segment that lies in one chunk, as those of most dimensions do; None if there is more to do."""
     last = s.start + (s.count - 1) * s.step
     low, high = min(s.start, last), max(s.start, last)
     if s.count < 1 or s.step == 0 or s.offset < 0 or low < 0 or high >= size or low // chunk != high // chunk:
@@ -174,7 +174,7 @@ class Cut:
     boxes: Boxes
     chunks: IntArray  # ``(num_chunks, ndim)`` coordinates, C order
     num_wanted: int  # elements selected
-    # first and last destination index of each dimension, None where nothing is selected
+    # first and last destination index of each dimension, None if nothing is selected
     dest_range: tuple[tuple[int, int] | None, ...]
     # what follows from this cut for a destination, by its shape and whether the chunks lie behind URLs
     tables: Cache[Any] = field(default_factory=lambda: Cache(4))
@@ -207,7 +207,7 @@ class Origin:
 
 
 def check_memory(layout: ArrayLayout, error: Exception) -> None:
-    """Raise TooLargeError where a plan failed as there is not enough memory: the array has too many chunks or runs."""
+    """Raise TooLargeError if a plan failed as there is not enough memory: the array has too many chunks or runs."""
     too_big = isinstance(error, MemoryError) or "Maximum allowed" in str(error) or "is too big" in str(error)  # NumPy's
     if too_big and not isinstance(error, SciDataError):
         raise TooLargeError(

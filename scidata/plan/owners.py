@@ -59,7 +59,7 @@ class Exchange:
     """The boxes of an array that one rank holds, writes, and sends and receives before it writes."""
 
     part: int
-    # held, written: global boxes; None where it is another part's: of an array that is the same along an axis
+    # held, written: global boxes; None if it is another part's: of an array that is the same along an axis
     held: Box | None
     written: Box | None
     # sends, receives: a part and a global box, in the order of the parts; its own among them where it keeps something
@@ -80,7 +80,7 @@ def exchange_of(
 
     ``shape, units``: of the array, and of the units that are written whole.
     ``parts``: number of parts along each axis of the domain.
-    ``splits``: for each axis the dimension that it splits and the bounds of the parts along it; None where the array is
+    ``splits``: for each axis the dimension that it splits and the bounds of the parts along it; None if the array is
     the same along the axis: then it is the first part's there.
     ``part``: number of the part, the last axis varying fastest.
     """
@@ -121,12 +121,12 @@ def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Bo
     Parameters
     ----------
     own
-        The global box of ``written`` that this rank holds itself; None where there is none.
+        The global box of ``written`` that this rank holds itself; None if there is none.
 
     Returns
     -------
     tuple
-        The units that lie in ``own``, a box, None where there are none; and boxes of all others.
+        The units that lie in ``own``, a box, None if there are none; and boxes of all others.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Bo
 
 
 def common_box(first: Box | None, second: Box | None) -> Box | None:
-    """Return the intersection of two boxes; None where it is empty. A box without dimensions is one value."""
+    """Return the intersection of two boxes; None if it is empty. A box without dimensions is one value."""
     if first is None or second is None:
         return None
     rows = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True)]

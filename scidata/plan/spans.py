@@ -81,7 +81,7 @@ class Reads:
 
 
 def element_strides(layout: ArrayLayout, chunks: IntArray) -> IntArray:
-    """Return the strides in elements, by logical dimension, of some chunks, or of all where they are alike.
+    """Return the strides in elements, by logical dimension, of some chunks, or of all if they are alike.
 
     As :meth:`ArrayLayout.chunk_shapes` returns their shapes.
     """
@@ -205,7 +205,7 @@ def group_reads(
 
     ``remote``: whether they lie behind URLs, where a request costs more than bytes.
     ``direct``: which ranges are read straight into the destination. A read holds only such ranges or none, and ranges
-    of one read may overlap (a periodic halo that takes the same rows twice) only where they are not direct.
+    of one read may overlap (a periodic halo that takes the same rows twice) only if they are not direct.
     ``decoded``: for encoded chunks, which may not overlap either: their decoded sizes. A read is a unit of work, so it
     ends where ``max_decoded`` bytes of them have come together.
     """

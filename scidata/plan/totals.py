@@ -55,7 +55,7 @@ class ReadPlan:
 
     @property
     def exact(self) -> bool:
-        """True where the bytes are exact and not estimated."""
+        """True if the bytes are exact and not estimated."""
         return all(plan.exact for plans in self.fields.values() for plan in plans)
 
     @property
@@ -70,7 +70,7 @@ class ReadPlan:
 
     @property
     def note(self) -> str:
-        """Say which fields a library or a function reads, of whose bytes nothing is known; empty where none is."""
+        """Say which fields a library or a function reads, of whose bytes nothing is known; empty if none is."""
         names = [name for name, plans in self.fields.items() if any(plan.layout.fallback for plan in plans)]
         why = "read by a function that tells no byte ranges, taken as whole chunks"
         return f"{', '.join(names)}: {why}" if names else ""
@@ -115,7 +115,7 @@ class RankReads:
     bytes_fetched: IntArray
     bytes_decoded: IntArray
     num_chunks: IntArray
-    exact: bool  # False where bytes are estimated from decoded sizes
+    exact: bool  # False if bytes are estimated from decoded sizes
 
     @property
     def num_ranks(self) -> int:
@@ -125,7 +125,7 @@ class RankReads:
     def sums(self, rank: int | None = None) -> dict[str, Any]:
         """Return the sums of one rank, default of all, and their bytes read and decoded over bytes wanted.
 
-        The two amplifications are None where nothing is wanted.
+        The two amplifications are None if nothing is wanted.
         """
         of = slice(None) if rank is None else slice(rank, rank + 1)
         sums: dict[str, Any] = {name: int(getattr(self, name)[of].sum()) for name in TOTALS}

@@ -27,7 +27,7 @@ class TimeIndex:
     rows: IntArray
     kept_rows: IntArray
     kept: ByteArray | None = None  # a bit for each row, the lowest first: whether it is kept. None: all are
-    # ``(num_rows,)`` int64: the table's row of each, where the table is not sorted by time; None where it is
+    # ``(num_rows,)`` int64: the table's row of each, if the table is not sorted by time; None if it is
     order: IntArray | None = None
 
     @property
@@ -100,7 +100,7 @@ def cut_windows(
     """Cut tables into windows that begin at multiples of ``every``.
 
     The first holds the first row of all, the last begins no later than the last one. So do those between ``first`` and
-    ``last``, both included, where they are given.
+    ``last``, both included, if they are given.
     """
     some = [index for index in indices if len(index.bins)]
     if not some:

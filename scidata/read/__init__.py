@@ -91,7 +91,7 @@ class Job(Places):
     def moved(
         self, source: Source, layout: ArrayLayout, find: FindChunk, by: tuple[int, ...], rows: tuple[int, ...], num: int
     ) -> Job | None:
-        """Return the same job for chunks that lie alike; None where that is not plain.
+        """Return the same job for chunks that lie alike; None if that is not plain.
 
         ``source, layout, find``: has those chunks, of equal geometry, codecs and decoding, and finds them.
         ``by, num``: they are so many chunks further along each dimension than those of the first of the kind, and so
@@ -118,7 +118,7 @@ class Job(Places):
         return self.layout.dtype.newbyteorder("=") if decoding is None else decoding.dtype
 
     def exact_plan(self) -> ArrayPlan:
-        """Return the plan, and keep it, with the place and size of each chunk, for which this asks where need be."""
+        """Return the plan, and keep it, with the place and size of each chunk, for which this asks if necessary."""
         plan = self.plan
         found = exact_plan(plan, self.source.locate)
         if found is not plan:
@@ -202,7 +202,7 @@ def _read_whole(wanted: Sequence[_Wanted], threads: int) -> ReadStats:
 
 
 def _check_unchanged(read: Sequence[_Wanted]) -> None:
-    """Raise SourceChangedError where files that were read are not those that were opened."""
+    """Raise SourceChangedError if files that were read are not those that were opened."""
     checked = set()
     for execution, job, _ in read:
         key = id(job.source), job.paths or job.layout.name
@@ -304,7 +304,7 @@ class _Pace:
         self._waits = resource.getrusage(_WHO).ru_nvcsw
 
     def is_slow(self, nbytes: int) -> bool:
-        """Say whether ``nbytes`` took long, by waiting for them or by working on them."""
+        """Return True if ``nbytes`` took long, by waiting for them or by working on them."""
         due = _WAKE_NS + nbytes
         if time.perf_counter_ns() - self._began < due:
             return False

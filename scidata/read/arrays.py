@@ -49,7 +49,7 @@ def read_array(
 
 
 def _at_once(source: FileSource[object], layout: ArrayLayout) -> AnyArray | None:
-    """Return an array's stored values, flat, if an index has them or one read brings them; None where that is no way.
+    """Return an array's stored values, flat, if an index has them or one read brings them; None if that is no way.
 
     Coordinates are so small that a plan costs more than their bytes.
     """

@@ -36,7 +36,7 @@ _MERGED_GAP = 16 << 10  # copying this much costs less than another read
 def _library() -> Callable[[int, int, int, int], int] | None:
     """Return c-blosc's ``blosc_decompress_ctx(source, dest, dest_size, num_threads)`` in the library numcodecs uses.
 
-    Its Python wrapper costs about as much as decoding a few kilobytes; None where a build hides the function.
+    Its Python wrapper costs about as much as decoding a few kilobytes; None if a build hides the function.
     """
     try:
         function: Any = ctypes.CDLL(blosc.__file__).blosc_decompress_ctx
@@ -68,7 +68,7 @@ def read_header(data: Bytes, nbytes: int | None, *, encoded: int | None = None) 
     """Parse the header that ``data`` begins with and check it against the size that the metadata promises.
 
     ``data``: the chunk, or its first bytes.
-    ``nbytes``: decoded bytes, where that is known.
+    ``nbytes``: decoded bytes, if that is known.
     ``encoded``: bytes of the whole chunk; default all of ``data``.
     Raises CorruptDataError: the header contradicts ``nbytes`` or ``encoded``.
     """

@@ -58,7 +58,7 @@ class Scratch:
 
 
 class _Step:
-    """Undoes one codec. ``size`` is the decoded size where it is known beforehand, ``limit`` the most it may be."""
+    """Undoes one codec. ``size`` is the decoded size if it is known beforehand, ``limit`` the most it may be."""
 
     def __init__(self, codec: Codec, size: int | None, limit: int, buffer: str) -> None:
         self.name, self.config, self.decoder = codec.name, codec.config, codec.decoder
@@ -307,7 +307,7 @@ class _Own(_Step):
 
 
 def check_crc32c(body: memoryview, stored: int) -> None:
-    """Raise ChecksumError where the CRC-32C of ``body`` is not ``stored``."""
+    """Raise ChecksumError if the CRC-32C of ``body`` is not ``stored``."""
     found = crc32c(body)  # lets other threads run meanwhile
     if found != stored:
         raise ChecksumError(f"its crc32c checksum is {found:#010x}, but {stored:#010x} was stored")
@@ -345,8 +345,8 @@ def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipelin
 class Pipeline:
     """Undo ``codecs`` (in the order in which they were applied) to get exactly ``nbytes`` bytes.
 
-    ``is_blosc``: True where one Blosc codec is all there is, so that blocks can be decoded alone.
-    ``is_crc32c``: True where one trailing crc32c is all there is, so that chunks can be read straight into place.
+    ``is_blosc``: True if one Blosc codec is all there is, so that blocks can be decoded alone.
+    ``is_crc32c``: True if one trailing crc32c is all there is, so that chunks can be read straight into place.
     """
 
     def __init__(self, codecs: Sequence[Codec], nbytes: int) -> None:
@@ -368,7 +368,7 @@ class Pipeline:
         self._steps = tuple(reversed(steps))
 
     def decode(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
-        """Return the decoded bytes: ``dest`` filled where it is given, else a view of ``data`` or of ``scratch``.
+        """Return the decoded bytes: ``dest`` filled if given, else a view of ``data`` or of ``scratch``.
 
         ``data``: the encoded chunk, 1-D uint8. May be overwritten.
         ``dest``: 1-D uint8 of ``nbytes`` bytes, or None.

@@ -24,8 +24,8 @@ class Converter:
     """Turns pieces of stored values into pieces of the destination; used by every thread.
 
     ``stored``: dtype of the raw values, byte order included.
-    ``in_place``: True where raw bytes may be read straight into the destination and :meth:`finish` does the rest.
-    ``trivial``: True where nothing is left to do after that.
+    ``in_place``: True if raw bytes may be read straight into the destination and :meth:`finish` does the rest.
+    ``trivial``: True if nothing is left to do after that.
     """
 
     def __init__(self, stored: np.dtype[np.generic], decoding: Decoding | None, dtype: np.dtype[np.generic]) -> None:

@@ -139,7 +139,7 @@ def merge_copies(
 
 
 def _joined(table: _Table) -> _Table | None:
-    """Join neighbours at the commonest distance into copies with one more dimension; None where few would be."""
+    """Join neighbours at the commonest distance into copies with one more dimension; None if few would be."""
     num = len(table.read)
     if num < 2:
         return None
@@ -164,7 +164,7 @@ def _joined(table: _Table) -> _Table | None:
 
 
 def _gathered(table: _Table) -> tuple[_Table, dict[int, list[Gather]]]:
-    """Take out copies of a read that are alike, where they are many: return the others, and the gathers by read."""
+    """Take out copies of a read that are alike, if they are many: return the others, and the gathers by read."""
     read, gathers = table.read, dict[int, list[Gather]]()
     if len(read) < _MIN_GATHER * (1 + np.count_nonzero(read[1:] != read[:-1])):
         return table, gathers

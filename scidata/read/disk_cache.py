@@ -82,11 +82,11 @@ class DiskCache:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, key: bytes, shape: tuple[int, int], wanted: Sequence[tuple[int, memoryview]]) -> bool:
-        """Fill buffers with rows of an entry; say whether it is there, whole, and has all of them right.
+        """Fill buffers with rows of an entry; return True if it is there, whole, and has all of them right.
 
         ``key``: ``KEY_NBYTES`` bytes that stand for the content, and nothing else ever.
         ``shape``: rows of the entry, and bytes of a row.
-        ``wanted``: a row each, and the writable bytes which that row goes to, and those after it where there are more.
+        ``wanted``: a row each, and the writable bytes which that row goes to, and those after it if there are more.
         """
         path = self._path(key)
         try:
@@ -121,7 +121,7 @@ class DiskCache:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, rows: ByteArray) -> bool:
-        """Keep rows, ``(num_rows, bytes of a row)`` uint8, C-contiguous; say whether they are there now."""
+        """Keep rows, ``(num_rows, bytes of a row)`` uint8, C-contiguous; return True if they are there now."""
         path, nbytes = self._path(key), self.entry_nbytes(*rows.shape)
         if os.path.lexists(path):
             return True
@@ -161,7 +161,7 @@ class DiskCache:
                     keep(max(0, total - nbytes))
 
     def _reserve(self, descriptor: int, nbytes: int) -> bool:
-        """Count a new file and make room for it; false where it is too large."""
+        """Count a new file and make room for it; false if it is too large."""
         with self._counted() as (total, keep):
             limit, held = self._find_limit(total), total
             if nbytes > limit:
@@ -231,7 +231,7 @@ class DiskCache:
 
     @property
     def max_bytes(self) -> int:
-        """The bytes that all entries may take; found now where none were given."""
+        """The bytes that all entries may take; found now if none were given."""
         if self._limit is None:
             make_own_folder(self._root)
             return self._find_limit(self.num_bytes())

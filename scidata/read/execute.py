@@ -129,7 +129,7 @@ class Execution:
         self.run([task], target, tally)
 
     def _seen(self, task: Task, answer: Answer, target: Target) -> bytes | Exception | None:
-        """Check the answer for a chunk for which nobody had looked; None where there is none, and it is filled."""
+        """Check the answer for a chunk for which nobody had looked; None if there is none, and it is filled."""
         reads, row, places = self._reads_of(task), task[1], target.places
         item = int(reads.bounds[row])
         if task[0] == "encoded":

@@ -1,4 +1,4 @@
-"""Inflate zlib and gzip streams: by zlib-ng where it is installed (the extra ``deflate``), else by Python's zlib.
+"""Inflate zlib and gzip streams: by zlib-ng if it is installed (the extra ``deflate``), else by Python's zlib.
 
 zlib-ng is zlib with vector code: it stops at the same sizes and says the same of the same damage. isa-l, as fast on
 average, accepts gzip headers that zlib refuses (tests/bench/README.md).
@@ -54,7 +54,7 @@ def engine() -> Engine:
 
 
 def decoder_text(layouts: Iterable[ArrayLayout]) -> str | None:
-    """Say which library inflates arrays; None where scidata inflates none of them."""
+    """Say which library inflates arrays; None if scidata inflates none of them."""
     names = sorted(_CODECS & {codec.name for each in layouts if not each.fallback for codec in each.codecs})
     if not names:
         return None

@@ -21,7 +21,7 @@ class RawTables:
 
     path_index: list[int]  # of each read
     direct: list[bool]  # which reads go straight to the destination; the spans of a read agree about it
-    single: list[slice | None]  # the bytes of ``out`` that a direct read fills, where they are one run; else None
+    single: list[slice | None]  # the bytes of ``out`` that a direct read fills, if they are one run; else None
     # bounds, skip, begin, end: direct spans, joined where they adjoin on disk and in memory: read ``i`` has
     # ``[bounds[i], bounds[i + 1])``, with bytes to skip before each, and its bytes in ``out``
     bounds: list[int]
@@ -46,14 +46,14 @@ class EncodedTables:
     room: list[int]  # bytes of scratch of each read
     few: list[bool]  # which chunks are large and little of them is wanted
     box_source: IntArray  # ``(num_boxes,)`` first byte of every box in its decoded chunk
-    copies: Copies | None  # out of scratch; None where every chunk is direct
+    copies: Copies | None  # out of scratch; None if every chunk is direct
     # by chunk and block size, the Blosc blocks that hold a wanted element: ``(num_blocks,)`` bool. Filled as found
     blocks: dict[tuple[int, int], BoolArray] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, eq=False)
 class PatternTables:
-    """Tables derived from a pattern for one kind of destination; None where they were not needed yet."""
+    """Tables derived from a pattern for one kind of destination; None if they were not needed yet."""
 
     # strides in bytes of every box, in its chunk and in the destination: ``(num_boxes, ndim)`` each
     box_strides: tuple[IntArray, IntArray] | None = None

@@ -50,7 +50,7 @@ class Places:
 
     @property
     def plan(self) -> ArrayPlan:
-        """The plan; of chunks that lie like others' it is made where it is asked for."""
+        """The plan; of chunks that lie like others' it is made if it is asked for."""
         plan = self._plan
         if isinstance(plan, tuple):
             first, by, rows = plan
@@ -112,7 +112,7 @@ class Alike:
 
     @classmethod
     def of(cls, plan: ArrayPlan) -> Alike | None:
-        """Describe the chunks of a plan; None where they are many, of several kinds, or a size makes no sense."""
+        """Describe the chunks of a plan; None if they are many, of several kinds, or a size makes no sense."""
         refs = plan.refs
         if refs is None or plan.remote or not 0 < plan.num_chunks <= _FEW or len(plan.absent):
             return None
@@ -128,7 +128,7 @@ class Alike:
         return None if is_in_place and not found.are_apart else found
 
     def fill(self, places: Places, find: FindChunk, num: int, rows: Sequence[int]) -> bool:
-        """Find the chunks that are ``num`` further on in the grid's order; false where they do not lie alike.
+        """Find the chunks that are ``num`` further on in the grid's order; false if they do not lie alike.
 
         Also where there is something to say of one. ``rows``: raw chunks are read so many rows further on inside.
         """

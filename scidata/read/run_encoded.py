@@ -238,7 +238,7 @@ class EncodedRun:
         )
 
     def _reads_blocks(self, i: int, places: Places) -> bool:
-        """Say whether it pays to read no more of a chunk than the Blosc blocks that are wanted."""
+        """Return True if it pays to read no more of a chunk than the Blosc blocks that are wanted."""
         return self._pipelines[i].is_blosc and places.ends[i] - places.begins[i] >= _BLOCKWISE_MIN
 
     def _run_blocks(self, row: int, items: range, target: Target, scratch: Scratch, tally: Tally) -> None:

@@ -14,7 +14,7 @@ class ReaderThreads:
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def executor(self) -> ThreadPoolExecutor | None:
-        """Return this process's pool; None where one thread, the caller's, is all."""
+        """Return this process's pool; None if one thread, the caller's, is all."""
         if self._num_threads < 2:
             return None
         pool = self._pools.get(os.getpid())

@@ -14,7 +14,7 @@ from scidata.read.blosc import Bytes, address
 
 
 def _library() -> ctypes.CDLL | None:
-    """Return the library with the types of its functions; None where a build hides them."""
+    """Return the library with the types of its functions; None if a build hides them."""
     try:
         library = ctypes.CDLL(zstd.__file__)
         library.ZSTD_createDCtx.restype = ctypes.c_void_p

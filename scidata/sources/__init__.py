@@ -73,7 +73,7 @@ def open_source(
 
 
 def _open_folder(name: str, allow_external: bool) -> Source | None:
-    """Open a Zarr store, a set of references in Parquet, or a group of a file; None where it is none of them."""
+    """Open a Zarr store, a set of references in Parquet, or a group of a file; None if it is none of them."""
     marks = set() if isinstance(name, Url) and not name.endswith(".zarr") and is_as_named(name) else _zarr_marks(name)
     if marks == {".zmetadata"} and _is_parquet_set(name):
         return reference_source(name, "kerchunk-parquet", allow_external)

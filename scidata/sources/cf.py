@@ -41,7 +41,7 @@ _SINCE = re.compile(r"\s*(\w+)\s+since\s+\S", re.IGNORECASE)  # "days since 1900
 
 
 def array_of(value: object) -> Array:
-    """Return an attribute as an array; the empty text where it is none, such as lists of lists of other lengths."""
+    """Return an attribute as an array; the empty text if it is none, such as lists of lists of other lengths."""
     try:
         return np.asarray(value)
     except (ValueError, TypeError, OverflowError):
@@ -49,7 +49,7 @@ def array_of(value: object) -> Array:
 
 
 def decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None = None) -> Decoding | None:
-    """Say how raw values become physical ones, as xarray's ``decode_cf`` does; None where they already are.
+    """Say how raw values become physical ones, as xarray's ``decode_cf`` does; None if they already are.
 
     Arithmetic happens in the target dtype: ``values = raw.astype(dtype); values *= scale; values += offset``, which
     is xarray's order, so results agree bit for bit while ``dtype`` is None. What xarray drops with a warning (a
@@ -183,7 +183,7 @@ def _parsed(given: Array) -> Array:
 def _as_stored(
     item: np.generic, raw: np.dtype[np.generic], viewed: np.dtype[np.generic] | None, seen: np.dtype[np.generic]
 ) -> np.generic | None:
-    """Return a fill value as a scalar of the dtype that is compared with, None where no stored value equals it.
+    """Return a fill value as a scalar of the dtype that is compared with, None if no stored value equals it.
 
     ``viewed`` is given for a fill value that was written in the stored dtype and is viewed like the data.
     """
@@ -241,7 +241,7 @@ def role_of_name(name: str) -> str | None:
 
 
 def names_time(dim: str) -> bool:
-    """Say whether a dimension's name alone says that it is time."""
+    """Return True if a dimension's name alone says that it is time."""
     return _NAMES.get(dim.lower()) == "T" or dim.lower() in _TIMES
 
 
@@ -251,7 +251,7 @@ def is_coordinate(layout: ArrayLayout, arrays: Mapping[str, ArrayLayout]) -> boo
 
 
 def named_as(layout: ArrayLayout, arrays: Mapping[str, ArrayLayout]) -> str | None:
-    """Return by which attribute an array of its group names it, ``coordinates`` or ``bounds``; None where none does."""
+    """Return by which attribute an array of its group names it, ``coordinates`` or ``bounds``; None if none does."""
     group, _, base = layout.name.rpartition("/")
     for name, other in arrays.items():
         if name.rpartition("/")[0] != group and group:

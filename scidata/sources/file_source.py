@@ -39,11 +39,11 @@ class FileSource(Generic[_Contents]):
         raise NotImplementedError
 
     def metadata(self) -> Metadata | None:
-        """Return the bytes that it was described by; None where there are none that others could have, too."""
+        """Return the bytes that it was described by; None if there are none that others could have, too."""
         return None
 
     def version(self) -> Version | None:
-        """Return the version of the file that was described; None where it is not described yet, or has a URL."""
+        """Return the version of the file that was described; None if it is not described yet, or has a URL."""
         return self._versions.of(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class FileSource(Generic[_Contents]):
         return items[layout.name]
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where the file that was just read is not the one that was described."""
+        """Raise SourceChangedError if the file that was just read is not the one that was described."""
         if not isinstance(self.path, Url):
             self._versions.check((self.path,))
 

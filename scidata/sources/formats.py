@@ -99,7 +99,7 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
 
     @classmethod
     def takes(cls, path: str) -> bool:
-        """Say whether a file whose name matches is of this format; looks at what it begins with, for instance.
+        """Return True if a file whose name matches is of this format; looks at what it begins with, for instance.
 
         Parameters
         ----------
@@ -113,7 +113,7 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
         """Return the arrays, each made by :meth:`array`. Called at the first use; reads metadata only."""
 
     def place(self, layout: ArrayLayout, chunk: tuple[int, ...]) -> Place | None:
-        """Return the file, first byte and bytes of a chunk; None where there is none.
+        """Return the file, first byte and bytes of a chunk; None if there is none.
 
         Another file than the format's own lies in its folder.
 
@@ -289,7 +289,7 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
             np.copyto(out, found, casting="same_kind")
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where a file that was just read is not the one that was read first."""
+        """Raise SourceChangedError if a file that was just read is not the one that was read first."""
         own = [self.path] if os.path.isfile(self.path) else []
         self._versions.check(path for path in dict.fromkeys([*own, *paths]) if not is_url(path))
 
@@ -336,12 +336,12 @@ def register_format(format: _FormatT) -> _FormatT:
 
 
 def is_taken(name: str) -> bool:
-    """Say whether files of a name, by its suffix, are of a format of scidata's own."""
+    """Return True if files of a name, by its suffix, are of a format of scidata's own."""
     return name.lower().endswith(_TAKEN)
 
 
 def open_own(path: str, *, allow_external: bool) -> Source | None:
-    """Open a file of a format that was registered, or that an installed package brings; None where it is of neither."""
+    """Open a file of a format that was registered, or that an installed package brings; None if it is of neither."""
     base = posixpath.basename(str(path).partition("?")[0].rstrip("/"))
     if not base or is_taken(base):
         return None
@@ -378,7 +378,7 @@ def _entry_points() -> Sequence[metadata.EntryPoint]:
 
 @functools.cache
 def _load(entry: metadata.EntryPoint) -> Format | None:
-    """Return the format of an entry point; None where it cannot be imported, which is said once."""
+    """Return the format of an entry point; None if it cannot be imported, which is said once."""
     try:
         found: Format = entry.load()
         if callable(found):

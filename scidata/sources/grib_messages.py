@@ -54,7 +54,7 @@ def _turn() -> contextlib.AbstractContextManager[object]:
 
 
 def codec_of(name: str, dtype: object) -> Codec | None:
-    """Return the codec of kerchunk's filter ``grib``; None where nothing that is installed decodes it."""
+    """Return the codec of kerchunk's filter ``grib``; None if nothing that is installed decodes it."""
     if dtype not in _DTYPES or not (find_spec("eccodes") or find_spec("gribberish")):
         return None
     key = f"{name}s" if name in ("latitude", "longitude") else "values"
@@ -112,7 +112,7 @@ def dated(header: bytes) -> tuple[int, bytes]:
 
 
 class _Header:
-    """A message by its header: in a file of which a window is read, or, where there is none, in the window alone."""
+    """A message by its header: in a file of which a window is read, or, if missing, in the window alone."""
 
     def __init__(self, path: str | None, begin: int, window: bytes) -> None:
         self._path, self._begin, self._window = path, begin, window

@@ -30,7 +30,7 @@ _whole: Cache[Source] = Cache(8, "lru")  # of a file with a thousand groups, met
 
 
 def split_group(path: str) -> tuple[str, str] | None:
-    """Return the local file, and the group in it, that a path names; None where it is no such path."""
+    """Return the local file, and the group in it, that a path names; None if it is no such path."""
     head, group = path.rstrip("/"), ""
     while head and not os.path.lexists(head):
         head, _, last = head.rpartition("/")
@@ -157,11 +157,11 @@ class GroupSource:
         self.file.read_box(self._whole(layout), box, out)
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where the file that was just read is not the one whose metadata was."""
+        """Raise SourceChangedError if the file that was just read is not the one whose metadata was."""
         self.file.check_unchanged(self._whole(layout), paths)
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
-        """Name the file; None where HDF5 may follow links out of it."""
+        """Name the file; None if HDF5 may follow links out of it."""
         return self.file.files_of(self._whole(layout), chunks)
 
     def close(self) -> None:

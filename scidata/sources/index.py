@@ -154,7 +154,7 @@ class FileIndex:
         return self.tables["numbers"][firsts[0] : firsts[1] if len(firsts) > 1 else None]
 
     def values_of(self, part: int) -> AnyArray | None:
-        """Return the values of a part, or their digest, flat and read-only; None where neither is kept."""
+        """Return the values of a part, or their digest, flat and read-only; None if neither is kept."""
         number = int(self.tables["parts"][part, 1])
         return None if number < 0 else np.frombuffer(self._bytes_of(number), self._dtype_of(number))
 
@@ -176,7 +176,7 @@ class FileIndex:
         return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
     def joined(self, rows: IntArray, name: str) -> AnyArray | None:
-        """Return the values of a coordinate of some rows, one after the other; None where they are not all kept."""
+        """Return the values of a coordinate of some rows, one after the other; None if they are not all kept."""
         numbers = self.tables["parts"][self._parts_of(rows, name), 1]
         if not len(numbers) or numbers.min() < 0 or len(np.unique(self.tables["value_types"][numbers])) != 1:
             return None
@@ -278,7 +278,7 @@ def _table(name: str, flat: IntArray) -> IntArray:
 
 
 def _check(index: FileIndex) -> None:
-    """Raise ValueError where tables name what is not there."""
+    """Raise ValueError if tables name what is not there."""
     tables, num = index.tables, len(index.names)
     texts, values, numbers = tables["parts"].T
     ends, first = tables["value_ends"], tables["first_parts"]
@@ -324,7 +324,7 @@ class KeptFile:
         return self.index.numbers(self._first + self.head.places[name])
 
     def values_of(self, name: str) -> AnyArray | None:
-        """Return the values of a coordinate, as stored, in native byte order; None where they are not kept."""
+        """Return the values of a coordinate, as stored, in native byte order; None if they are not kept."""
         place = self.head.places.get(name)
         found = None if place is None else self.index.values_of(self._first + place)
         return None if found is None or found.dtype.kind == "V" else found

@@ -167,7 +167,7 @@ class IndexedFiles(Sequence[Source]):
         self._indices.append(FileIndex.of(found.values()))
 
     def joined(self, name: str) -> AnyArray | None:
-        """Return a coordinate of all files as stored, one after the other; None where one index has not all of it."""
+        """Return a coordinate of all files as stored, one after the other; None if one index has not all of it."""
         (which, *others) = np.unique(self._rows[0]).tolist()
         return None if others or which < 0 else self._indices[which].joined(self._rows[1], name)
 
@@ -203,7 +203,7 @@ class IndexedFiles(Sequence[Source]):
 
 
 def has_rows(source: Source) -> bool:
-    """Say whether an index can have a file of this format."""
+    """Return True if an index can have a file of this format."""
     return isinstance(source, FileSource) and source.format in _formats()
 
 
@@ -215,7 +215,7 @@ def _taken(examples: Examples, source: Source) -> FileRow | None:
 
 
 def load(place: str) -> FileIndex | None:
-    """Read an index; None where there is none, or it is damaged, which is said."""
+    """Read an index; None if there is none, or it is damaged, which is said."""
     try:
         descriptor = open_own(place, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
@@ -251,7 +251,7 @@ def settles_in(paths: Iterable[str]) -> float:
 
 
 def _row_of(source: Source, name: str, read: Read) -> FileRow | None:
-    """Describe a file; None where it cannot be kept: another format, unfinished, changing, or changed just now."""
+    """Describe a file; None if it cannot be kept: another format, unfinished, changing, or changed just now."""
     values: dict[str, Values] = {}
     if not isinstance(source, FileSource) or not has_rows(source):
         return None

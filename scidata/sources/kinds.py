@@ -53,7 +53,7 @@ def kind_of(source: Source, *, like_grid: bool = False, fields: Sequence[str] | 
 
     Opening, planning, partitioning and describing a file all use this. ``like_grid`` says that it is opened as grids
     are: a cloud or mesh recognised by common names or dimensions alone is a grid then. ``fields`` are those that the
-    user names, where they are known: Zarr's arrays, of which each has a file of its own, are then asked for no more
+    user names, if they are known: Zarr's arrays, of which each has a file of its own, are then asked for no more
     than they need, and lie on a grid if the largest has latitudes and longitudes. Raises UnsupportedFormatError: its
     groups are samples: none of them is the file. Or it is a mesh that is not read.
     """
@@ -84,7 +84,7 @@ def kind_of(source: Source, *, like_grid: bool = False, fields: Sequence[str] | 
 
 
 def _on_grid(source: Source, fields: Sequence[str] | str) -> str | None:
-    """Say on which latitudes and longitudes the largest of some fields at the top lies; None where it does not."""
+    """Say on which latitudes and longitudes the largest of some fields at the top lies; None if it does not."""
     names = names_of("fields", fields)
     if not names or not all(isinstance(name, str) and "/" not in name and name in source.arrays for name in names):
         return None
@@ -202,12 +202,12 @@ def find_array(source: Source, names: Sequence[str]) -> str | None:
 
 
 def is_vtkhdf(source: Source) -> bool:
-    """Say whether a file is VTKHDF."""
+    """Return True if a file is VTKHDF."""
     return source.format in ("hdf5", "netcdf4") and any(n.startswith(f"{VTKHDF_ROOT}/") for n in source.arrays)
 
 
 def is_ugrid(source: Source) -> bool:
-    """Say whether a file describes its mesh by UGRID."""
+    """Return True if a file describes its mesh by UGRID."""
     return bool(ugrid_meshes(source)) or bool(ugrid_connectivity(source))
 
 
@@ -232,18 +232,18 @@ def ugrid_connectivity(source: Source) -> list[str]:
 
 
 def is_mpas(source: Source) -> bool:
-    """Say whether a file holds an MPAS mesh."""
+    """Return True if a file holds an MPAS mesh."""
     return {"verticesOnCell", "nEdgesOnCell"} <= set(source.arrays)
 
 
 def is_exodus(source: Source) -> bool:
-    """Say whether a file is Exodus II."""
+    """Return True if a file is Exodus II."""
     arrays = source.arrays
     return any(map(EXODUS_CONNECT.fullmatch, arrays)) and ("coordx" in arrays or "coord" in arrays)
 
 
 def is_esmf(source: Source) -> bool:
-    """Say whether a file holds a mesh as ESMF writes it."""
+    """Return True if a file holds a mesh as ESMF writes it."""
     return {"elementConn", "nodeCoords"} <= set(source.arrays)
 
 
@@ -251,24 +251,24 @@ def is_esmf(source: Source) -> bool:
 
 
 def has_edges(source: Source) -> bool:
-    """Say whether a file holds a graph."""
+    """Return True if a file holds a graph."""
     name = find_array(source, EDGE_PAIRS)
     return (name is not None and len(source.arrays[name].shape) == 2) or edge_pointers(source) is not None
 
 
 def edge_pointers(source: Source) -> tuple[str, str] | None:
-    """Return the names of the two arrays of compressed rows, None where there are none."""
+    """Return the names of the two arrays of compressed rows, None if there are none."""
     return next((pair for pair in _EDGE_POINTERS if set(pair) <= set(source.arrays)), None)
 
 
 def has_cells(source: Source) -> bool:
-    """Say whether a file has cells by the names of the plain layout."""
+    """Return True if a file has cells by the names of the plain layout."""
     rows = find_array(source, CELL_ROWS)
     return find_array(source, CELL_OFFSETS) is not None or (rows is not None and len(source.arrays[rows].shape) == 2)
 
 
 def has_points(source: Source) -> bool:
-    """Say whether a file has coordinates of points: one array of them, or several that its largest field lies on."""
+    """Return True if a file has coordinates of points: one array of them, or several that its largest field lies on."""
     found = common_points(source)
     if found is None or len(found) == 1:
         return found is not None
@@ -280,7 +280,7 @@ def has_points(source: Source) -> bool:
 
 
 def common_points(source: Source) -> list[ArrayLayout] | None:
-    """Find coordinates by their usual names, or by CF's roles on one dimension; None where there are none."""
+    """Find coordinates by their usual names, or by CF's roles on one dimension; None if there are none."""
     for name in _POINTS:
         layout = source.arrays.get(name)
         if layout is not None and len(layout.shape) == 2 and layout.shape[1] in (2, 3):

@@ -47,7 +47,7 @@ class _Member:
 class NumpySource(FileSource[dict[str, _Member]]):
     """One ``.npy`` or ``.npz`` file. Arrays of the second are named as they were saved.
 
-    That of the first is ``points`` where it can be a cloud, two or three columns of floating numbers; else ``data``.
+    That of the first is ``points`` if it can be a cloud, two or three columns of floating numbers; else ``data``.
     """
 
     attributes: Mapping[str, Any] = {}

@@ -33,7 +33,7 @@ def check_paths(path: object) -> None:
 
 
 def check_seen(paths: Iterable[str], what: str) -> None:
-    """Raise FileNotFoundError where this process, of any machine, does not see files that another one opens.
+    """Raise FileNotFoundError if this process, of any machine, does not see files that another one opens.
 
     It lets go of those that it has open: they may have been replaced since.
     """

@@ -32,7 +32,7 @@ _FORMATS = (
 
 
 def is_as_named(url: Url) -> bool:
-    """Say whether the object, or the Zarr store, is there that the end of a URL names; the answers are kept."""
+    """Return True if the object, or the Zarr store, is there that the end of a URL names; the answers are kept."""
     if url.endswith(".zarr"):
         return any(has_document(url.at(name), MAX_METADATA_BYTES) for name in ZARR_NAMES[:2])
     if not url.lower().endswith(_FILE_SUFFIXES):

@@ -77,7 +77,7 @@ class TableSource(FileSource[_Contents]):
         out[...] = values[::step]
 
     def read_text(self, name: str) -> tuple[tuple[str, ...], AnyArray] | None:
-        """Read a column of text, or of categories: its dims, and its values, empty where one is missing; or None."""
+        """Read a column of text, or of categories: its dims, and its values, empty if one is missing; or None."""
         if name not in self.skipped or self._read().names.count(name) > 1:
             return None
         with self._file() as file:

@@ -48,7 +48,7 @@ def read_text(source: Source, name: str) -> tuple[tuple[str, ...], npt.NDArray[n
     """Read an array of text that a source leaves out: its dims, and its values as ``str`` of that shape.
 
     Texts of variable or fixed length, or, of NetCDF and HDF5, characters along a last dimension, which is dropped. None
-    where there is none of that name, or its file is not of such a format. Raises CorruptDataError, TooLargeError.
+    if missing of that name, or its file is not of such a format. Raises CorruptDataError, TooLargeError.
     """
     if isinstance(source, GroupSource):
         return read_text(source.file, f"{source.group}/{name}")
@@ -94,7 +94,7 @@ def _check_size(shape: tuple[int, ...], where: str) -> None:
 
 
 def _check_encoded(dataset: h5py.Dataset, where: str) -> None:
-    """Raise where a chunk's bytes in the file could fill the memory when HDF5 decodes them, whatever the shape says."""
+    """Raise if a chunk's bytes in the file could fill the memory when HDF5 decodes them, whatever the shape says."""
     if not dataset.chunks:
         return
     most = largest_encoded(math.prod(dataset.chunks) * dataset.id.get_type().get_size())
@@ -109,6 +109,6 @@ def _check_encoded(dataset: h5py.Dataset, where: str) -> None:
 
 
 def _is_local(h5: h5py.File, name: str) -> bool:
-    """Say whether a name is a dataset of this file itself: links may lead to files that nobody asked for."""
+    """Return True if a name is a dataset of this file itself: links may lead to files that nobody asked for."""
     link = h5.get(name, getlink=True)
     return isinstance(link, h5py.HardLink) and isinstance(h5[name], h5py.Dataset)

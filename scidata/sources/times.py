@@ -124,7 +124,7 @@ class TimeColumn:
         return counts
 
     def labels(self, counts: IntArray) -> AnyArray:
-        """Return counts as ``datetime64``, objects of cftime, or as they are where they are no times."""
+        """Return counts as ``datetime64``, objects of cftime, or as they are if they are no times."""
         if self.calendar:
             cftime = optional_module("cftime", f"times of the calendar {self.calendar!r}", "xarray")
             return np.asarray(cftime.num2date(counts // 1000, "microseconds since 1970-01-01", self.calendar), object)

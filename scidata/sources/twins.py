@@ -33,7 +33,7 @@ _SHORTEST = 8  # text that may differ
 _FIXED = frozenset({UNFINISHED, "CLASS", "NAME"})  # attributes that say how others are read
 _MOST_EXAMPLES = 8
 
-#: Returns bytes from a place in a file on; None where it ends before.
+#: Returns bytes from a place in a file on; None if it ends before.
 At: TypeAlias = Callable[[int, int], bytes | None]
 
 
@@ -60,16 +60,16 @@ class Metadata:
     addresses: Mapping[str, int]
 
     def may_be_read(self, path: str) -> bool:
-        """Say whether no program writes another file just now, as far as the format shows that."""
+        """Return True if no program writes another file just now, as far as the format shows that."""
         return True
 
     @abstractmethod
     def numbers(self, name: str, address: int, at: At) -> Sequence[int] | None:
-        """Return the numbers that an index keeps of an array in a twin; None where they cannot be told."""
+        """Return the numbers that an index keeps of an array in a twin; None if they cannot be told."""
 
     @abstractmethod
     def pieces(self, layout: ArrayLayout, numbers: Sequence[int]) -> Sequence[tuple[int, int]] | None:
-        """Return place and bytes of each chunk of a coordinate; None where they are not stored one after the other."""
+        """Return place and bytes of each chunk of a coordinate; None if they are not stored one after the other."""
 
 
 class Example:
@@ -139,7 +139,7 @@ class Example:
         self._expected = self._joined[self._same]
 
     def row_of(self, path: str) -> FileRow | None:
-        """Describe a local file; None where it is no twin, or may not be read."""
+        """Describe a local file; None if it is no twin, or may not be read."""
         try:
             size = files().open_size(path)
             version = files().version(path)
@@ -299,6 +299,6 @@ def reader(path: str, head_nbytes: int, size: int, begin: int = 0) -> At | None:
 
 
 def has_checksum(data: bytes, at: int) -> bool:
-    """Say whether a block of HDF5 has its checksum there: behind what it is of, or counted as zeros."""
+    """Return True if a block of HDF5 has its checksum there: behind what it is of, or counted as zeros."""
     counted = data[:at] if at == len(data) - 4 else data[:at] + bytes(4) + data[at + 4 :]
     return jenkins_lookup3(counted, 0) == int.from_bytes(data[at : at + 4], "little")

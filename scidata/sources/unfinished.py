@@ -15,7 +15,7 @@ UNFINISHED_NAME = re.compile(re.escape(SUFFIX) + "(/|$)")
 
 
 def check_finished(source: Source) -> None:
-    """Raise where not all steps of an output have been written."""
+    """Raise if not all steps of an output have been written."""
     why = source.attributes.get(UNFINISHED)
     if why is None and UNFINISHED_NAME.search(source.path):
         why = "its name says that scidata.create has not come to its end; go on with resume=True"

@@ -41,7 +41,7 @@ _GRACE = 40.0  # torchrun itself gives its ranks 30 s to end
 
 
 def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool:
-    """Run the demo and print it; say whether the ranks agree with one process."""
+    """Run the demo and print it; return True if the ranks agree with one process."""
     if ranks > _ROWS // PATCH:
         raise usage_error("--ranks", f"{ranks}: there are {_ROWS // PATCH} rows of patches to share.")
     began = time.monotonic()
@@ -81,7 +81,7 @@ def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> li
     """Start the ranks, pass on their output, and return the report of each."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += ["-m", "scidata.cli.commands.demo_rank", path, folder, str(ranks), str(steps)]
-    # one thread each: ranks share the machine, and torchrun warns at length where the number is not set
+    # one thread each: ranks share the machine, and torchrun warns at length if the number is not set
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     log_path = os.path.join(folder, "torchrun.log")
     with (
@@ -167,7 +167,7 @@ def _report(plan: Mapping[str, object], results: list[dict[str, Any]], *, second
 
 
 def agrees(differences: Mapping[str, float]) -> bool:
-    """Say whether ranks and one process computed the same; NaN never does."""
+    """Return True if ranks and one process computed the same; NaN never does."""
     return all(value <= TOLERANCE for value in differences.values())
 
 

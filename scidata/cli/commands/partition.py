@@ -54,7 +54,7 @@ def run_finalize(paths: Sequence[str], *, as_json: bool) -> None:
 
 
 def run_verify(path: str, *, as_json: bool) -> bool:
-    """Verify a store and print the first fault; say whether it is sound."""
+    """Verify a store and print the first fault; return True if it is sound."""
     with progress("verifying", len(open_store(path))) as tick:
         fault = verify(path, tick=tick)
     store = None if fault is not None else open_store(path)

@@ -1,6 +1,6 @@
 """Pieces of work as tasks of dask.distributed: on the workers of a cluster, which may come, go and die meanwhile.
 
-A task is a batch of pieces: one, where there are few. Dask does a task again that was with a worker that died, or that
+A task is a batch of pieces: one, if there are few. Dask does a task again that was with a worker that died, or that
 failed for the file system's sake.
 """
 
@@ -159,7 +159,7 @@ class _Run(Generic[T]):
             raise self._lost() from e
 
     def _probe(self) -> int:
-        """Raise where a worker that is there cannot do the work; return the number of threads of all of them."""
+        """Raise if a worker that is there cannot do the work; return the number of threads of all of them."""
         run = self._run
         answers = self._client.run(prober(), run.version, run.name, run.check, on_error="return")
         for worker, answer in sorted(answers.items()):

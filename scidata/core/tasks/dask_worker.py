@@ -54,7 +54,7 @@ def published(run: Run) -> Run:
 def do_batch(
     run: Run, key: tuple[str, int, int], indices: Sequence[int], trouble: frozenset[int]
 ) -> Batch[object] | None:
-    """Do pieces in order, as the task ``key``, until one fails; None where the client has cancelled the task.
+    """Do pieces in order, as the task ``key``, until one fails; None if the client has cancelled the task.
 
     Raises OSError: its ``errno`` is one of ``trouble``: Dask tries the batch again.
     """
@@ -103,14 +103,14 @@ class _Tell:
             self._worker.log_event(self._run, [self._index, self.total])
 
     def raise_if_cancelled(self) -> None:
-        """Raise where the client has cancelled the task: Dask lets one that has begun run to its end."""
+        """Raise if the client has cancelled the task: Dask lets one that has begun run to its end."""
         task = self._worker.state.tasks.get(self._key)
         if task is None or task.state == "cancelled":
             raise CancelledHere
 
 
 def unfit(run: str, check: bytes) -> str | None:
-    """Return the reason why this process is unfit for a run; None where it is fit, or was found so before."""
+    """Return the reason why this process is unfit for a run; None if it is fit, or was found so before."""
     with _checking:
         if run not in _checked:
             try:

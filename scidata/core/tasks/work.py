@@ -78,7 +78,7 @@ def in_threads(job: Callable[[K], T], items: Iterable[K], jobs: int, take: Calla
 
 
 def sendable(error: Exception) -> Exception:
-    """Return the error, or one that says the same where it does not pickle."""
+    """Return the error, or one that says the same if it does not pickle."""
     try:
         again = pickle.loads(pickle.dumps(error))
     except Exception:

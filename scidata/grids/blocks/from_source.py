@@ -47,7 +47,7 @@ class SourceBlocks:
         return read_plans(jobs, executor=self._threads.executor())
 
     def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
-        """Read some fields of a sample into its buffers, all in one go."""
+        """Read some fields of a sample into its buffers, all at once."""
         if not names:
             return NO_READ
         find = self._planner.jobs_of if sample.keep else self._planner.plan_fields

@@ -90,7 +90,7 @@ class BlockLayout:
     # -- trajectories that are decoded together ----------------------------------------------------------------------
 
     def together(self, name: str, i: int, *, alone: bool) -> Together:
-        """Return the members read together with the ``i``-th, the first where all are alike; ``alone``: itself."""
+        """Return the members read together with the ``i``-th, the first if all are alike; ``alone``: itself."""
         key = name, i, alone
         found = self._together.get(key)
         if found is None:

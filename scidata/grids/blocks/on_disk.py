@@ -174,7 +174,7 @@ class DiskBlocks:
         return stats
 
     def _rows_are_read(self, entry: _Entry, wanted: Wanted, values: Rows) -> bool:
-        """Read rows of a block from disk; say whether they were there."""
+        """Read rows of a block from disk; return True if they were there."""
         if not entry.digest:
             return False
         targets = [values[place : place + 1] for _, place in wanted.rows]
@@ -195,7 +195,7 @@ class DiskBlocks:
         return self._layout.rows_back(key.name, block), stats
 
     def _whole(self, key: BlockKey) -> Rows | None:
-        """Return a block with its steps first; None where it is not on disk."""
+        """Return a block with its steps first; None if it is not on disk."""
         entry = self._entry(key)
         if not entry.digest:
             return None
@@ -265,7 +265,7 @@ class DiskBlocks:
         return self.disk.put(entry.digest, _bytes_of(block).reshape(len(block), -1))
 
     def is_there(self, key: BlockKey) -> bool:
-        """Say whether a block is kept; of its entry, only the header is read."""
+        """Return True if a block is kept; of its entry, only the header is read."""
         entry = self._entry(key)
         nbytes = int(np.prod(entry.shape[1:], dtype=np.int64)) * self._layout.fields[key.name].dtype.itemsize
         return bool(entry.digest) and self.disk.read(entry.digest, (entry.shape[0], nbytes), [])

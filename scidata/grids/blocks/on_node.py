@@ -101,7 +101,7 @@ class NodeDecoder:
         return _Block(key, layout, axis, selection[axis], self._shares.cut(layout, trajectories), out)
 
     def _take(self, block: _Block, k: int, *, wait: bool) -> ReadStats | None:
-        """Copy this rank's rows of a share; return the statistics, None where another rank makes it now."""
+        """Copy this rank's rows of a share; return the statistics, None if another rank makes it now."""
         share = block.cut.shares[k]
         rows = block.with_samples(share.rows)
         shape = tuple([sum(s.count for s in each) for each in rows])
@@ -136,7 +136,7 @@ class NodeDecoder:
     def _version(self, block: _Block, share: Share, k: int) -> bytes | None:
         """Return a digest that changes where a file of the chunks is written anew: other ranks may have read it before.
 
-        None where the source does not know its files: such chunks are not handed on.
+        None if the source does not know its files: such chunks are not handed on.
         """
         source = self._series.sources[block.key.member]
         (files,) = self._files.get_or_make(

@@ -105,7 +105,7 @@ class BlockPool:
         return found
 
     def shared_reads(self, part: Part, index: int) -> list[BlockRead]:
-        """Return the blocks that a sample shares with others; none where there is no room for those of one sample."""
+        """Return the blocks that a sample shares with others; none if there is no room for those of one sample."""
         shared, _ = self.sizes.of(part).kept_fields
         return [each for name, reads in self.reads_of(part, index).items() if name in shared for each in reads]
 

@@ -178,7 +178,7 @@ class SharedArrays:
         )
 
     def _publish(self, wanted: _Wanted, folder: str, make: Callable[[Array], T], use: Callable[[Array], None]) -> T:
-        """Make an array for all; for this process alone where there can be no file."""
+        """Make an array for all; for this process alone if there can be no file."""
         path = os.path.join(folder, f"{uuid.uuid4().hex}.new")
         file = self._new_file(wanted.size, folder, path)
         if file is None:
@@ -200,7 +200,7 @@ class SharedArrays:
         return made
 
     def _new_file(self, size: int, folder: str, path: str) -> tuple[int, mmap.mmap] | None:
-        """Return a file for an array, with its lock, and its memory; one that all have taken where there is one."""
+        """Return a file for an array, with its lock, and its memory; one that all have taken if there is one."""
         free = os.path.join(folder, _FREE)
         with contextlib.suppress(OSError):  # no folder any more
             for name in [*(each for each in os.listdir(free) if each.startswith(f"{size}-")), None]:

@@ -195,7 +195,7 @@ class PartSizes:
 
     @functools.cached_property
     def _bytes_of_trajectories(self) -> int:
-        """The bytes of all blocks of trajectories whose chunks are the same; 0 where each has its own."""
+        """The bytes of all blocks of trajectories whose chunks are the same; 0 if each has its own."""
         if self._sizes.most_trajectories == 1:
             return 0
         rows = int(np.diff(self._layout.series.row_bounds).max())

@@ -42,7 +42,7 @@ class BlockWorth:
 
     - ``shares``: which chunks the ranks of the node share; None: they decode by themselves.
     - ``share_of_patch``: which share of a block a patch decodes by itself, and how many patches a sample has; None
-      where there are none.
+      if there are none.
     - ``wanted``: keys of blocks that are worth reading, a set from each loader that knows which samples come next.
       Where there is one, others are not read. Changed by single operations that are atomic, so that a finalizer may.
     - ``touched``: blocks of which a row was read alone, as many as could be kept.

@@ -61,7 +61,7 @@ def check_pointers(source: Source, names: tuple[str, str], pointers: IntArray, n
 
 
 def start_of(layout: ArrayLayout) -> int:
-    """Return the attribute ``start_index`` of an array of node indices: 0 where it has none."""
+    """Return the attribute ``start_index`` of an array of node indices: 0 if it has none."""
     said = np.ravel(array_of(layout.attributes.get("start_index", 0))).tolist()
     try:
         start = float(said[0])
@@ -90,7 +90,7 @@ def check_start(layout: ArrayLayout, nodes: IntArray, num_nodes: int) -> None:
 def find_padding(
     source: Source, layout: ArrayLayout, raw: AnyArray, rows: IntArray, *, start_index: int, num_nodes: int
 ) -> BoolArray:
-    """Find the padding of rows of nodes: fill values, or anything below the first index where there are none.
+    """Find the padding of rows of nodes: fill values, or anything below the first index if there are none.
 
     Raises CorruptDataError: a fill value is the index of a node as well; or nothing says whether the number below the
     first index pads rows, or is the first node of indices that begin lower than said.
@@ -121,7 +121,7 @@ def read_padded_rows(
 ) -> tuple[IntArray, BoolArray, int]:
     """Read the nodes of cells or edges as ``(rows, most)`` int64; return them, their padding and their start index.
 
-    ``rows_first`` is False where the array is transposed. Raises the errors of :func:`find_padding`.
+    ``rows_first`` is False if the array is transposed. Raises the errors of :func:`find_padding`.
     """
     layout, raw = source.arrays[name], read_values(source, name, options, decode=False, box=box)
     raw, start = raw if rows_first else np.ascontiguousarray(raw.T), start_of(layout)
@@ -190,7 +190,7 @@ def cells_of_rows(rows: IntArray, *, padding: BoolArray, start_index: int) -> Ra
 
 
 def read_pairs(source: Source, name: str, options: Options, num_nodes: int | None = None) -> IntArray:
-    """Read ``edge_index``, 0-based; ``num_nodes``, where it is known, tells indices from 1 that do not say so."""
+    """Read ``edge_index``, 0-based; ``num_nodes``, if it is known, tells indices from 1 that do not say so."""
     return next(pairs_by_blocks(source, name, options, num_nodes, source.arrays[name].shape[1]))
 
 

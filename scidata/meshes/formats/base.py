@@ -73,7 +73,7 @@ def base_name(name: str) -> str:
 class RawField:
     """A field that is not read yet.
 
-    ``name, units, attributes``: as in the file; ``units`` is empty where it names none.
+    ``name, units, attributes``: as in the file; ``units`` is empty if it names none.
     """
 
     name: str
@@ -88,7 +88,7 @@ class RawField:
 
     @property
     def units(self) -> str:
-        """The unit, empty where the file gives none."""
+        """The unit, empty if the file gives none."""
         return str(self.attributes.get("units", ""))
 
     @property
@@ -202,7 +202,7 @@ class Blocks:
     """A topology that is read some cells or edges at a time, more than once if need be."""
 
     # points, cells, edges: yield the points, ``(num, 2 or 3)`` float64, the cells, or ``(2, num)`` int64 edges, in
-    # their order, at most as many at once as asked for; None where there are none. Errors that need all of them come at
+    # their order, at most as many at once as asked for; None if there are none. Errors that need all of them come at
     # the end
     points: Callable[[int], Iterator[FloatArray]] | None
     cells: Callable[[int], Iterator[RawCells]] | None = None
@@ -227,7 +227,7 @@ class RawTopology:
 
     source: Source  # the file that holds the topology
     kind: str = "mesh"  # ``"mesh"``, ``"points"`` or ``"graph"``
-    on_sphere: bool = False  # True where the points are longitude and latitude
+    on_sphere: bool = False  # True if the points are longitude and latitude
     sizes: Mapping[str, int]  # number of rows of each entity that fields may live on
     # entity of each dimension that is named; entities not in ``sizes`` have fields that are left out
     entity_of_dim: Mapping[str, str] = field(default_factory=dict)
@@ -239,12 +239,12 @@ class RawTopology:
     entity_of_name: Mapping[str, str] = field(default_factory=dict)  # entity of arrays whose name says it
     # arrays of the file that describe the topology: no fields unless asked for by name
     not_fields: frozenset[str] = frozenset()
-    # width of the domain along each coordinate where it wraps, 0 where it does not
+    # width of the domain along each coordinate where it wraps, 0 if it does not
     period: tuple[float, ...] | None = None
     fields: Mapping[str, RawField] | None = None  # fields that only the adapter can find; None: by their dimensions
     leading_only: bool = False  # a field's rows are its first dimension, unless its dimensions are named
     left_out: Mapping[str, str] = field(default_factory=dict)  # arrays that the adapter passes over, and why
-    # True where ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields on
+    # True if ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields on
     # them follow to the directed edges that are made of the cells
     mesh_edges: bool = False
     # the rows are the cells, in ``points``, whatever was asked for: :meth:`load` returns their centres, and the edges
@@ -259,18 +259,18 @@ class RawTopology:
         raise NotImplementedError
 
     def by_blocks(self) -> Blocks | None:
-        """Describe how points, cells and edges are read some at a time; None where the format is read whole."""
+        """Describe how points, cells and edges are read some at a time; None if the format is read whole."""
         return None
 
     def load_mesh_edges(self) -> IntArray:
-        """Read the undirected edges of a mesh: ``(2, num_mesh_edges)`` int64, 0-based; -1 where a node is missing."""
+        """Read the undirected edges of a mesh: ``(2, num_mesh_edges)`` int64, 0-based; -1 if a node is missing."""
         raise NotImplementedError
 
 
 def fill_values(source: Source, layout: ArrayLayout) -> list[int | float]:
     """Return the values that mark missing entries of an array of a topology.
 
-    Zarr v2 fills with 0 where nobody said otherwise, and its fill values are CF's: 0 is taken for a node or a
+    Zarr v2 fills with 0 if nobody said otherwise, and its fill values are CF's: 0 is taken for a node or a
     coordinate there, not for a gap.
     """
     values = [layout.attributes[key] for key in ("_FillValue", "missing_value") if key in layout.attributes]

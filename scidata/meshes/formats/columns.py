@@ -86,7 +86,7 @@ class RowsSource(ABC):
         out[...] = self._rows(layout.name, start, stop)[::step]
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where files are not those that were opened."""
+        """Raise SourceChangedError if files are not those that were opened."""
         if not self._is_column(layout):
             self._source.check_unchanged(layout, paths)
 
@@ -251,7 +251,7 @@ def with_columns(source: Source) -> Source:
 
 
 def _series(source: Source) -> Source | None:
-    """Return series of stations, each at all times; None where a store is none."""
+    """Return series of stations, each at all times; None if a store is none."""
     if str(source.attributes.get("featureType", "")).lower() not in ("timeseries", "timeseriesprofile"):
         return None
     one = [x for x in source.arrays.values() if len(x.dims) == 1]

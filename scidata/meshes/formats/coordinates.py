@@ -22,7 +22,7 @@ def _units(layout: ArrayLayout) -> str:
 
 
 def is_angle(layout: ArrayLayout) -> bool:
-    """Say whether a coordinate is a longitude or latitude: by units or standard name."""
+    """Return True if a coordinate is a longitude or latitude: by units or standard name."""
     standard = str(layout.attributes.get("standard_name", "")).lower()
     return _units(layout).startswith(("degree", "rad")) or standard in ("longitude", "latitude")
 
@@ -57,7 +57,7 @@ def as_coordinates(source: Source, layouts: list[ArrayLayout]) -> tuple[list[Arr
 
 
 def coordinate_columns(layouts: list[ArrayLayout]) -> tuple[list[ArrayLayout], bool]:
-    """Put coordinates into the order x (longitude), y (latitude), z; say whether they lie on the sphere.
+    """Put coordinates into the order x (longitude), y (latitude), z; return True if they lie on the sphere.
 
     Coordinates whose roles are not all known and different keep the order given.
     """
@@ -115,7 +115,7 @@ def in_degrees(points: AnyArray, layouts: Sequence[ArrayLayout]) -> AnyArray:
 
 
 def period_of(layouts: list[ArrayLayout], *, on_sphere: bool) -> tuple[float, ...] | None:
-    """Return the attribute ``period`` of the coordinates: a number for each of them, 0 where the domain does not wrap.
+    """Return the attribute ``period`` of the coordinates: a number for each of them, 0 if the domain does not wrap.
 
     Raises FieldMismatchError: it is none, or the coordinates are longitude and latitude, which wrap without being told.
     """

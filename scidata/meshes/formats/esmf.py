@@ -1,7 +1,7 @@
 """Meshes as ESMF writes them: polygons over nodes, in 1-based rows that ``numElementConn`` tells the length of.
 
 The ESMF reference manual ("ESMF Unstructured Grid File Format") gives the names: ``nodeCoords`` (nodeCount, 2 or 3),
-``elementConn`` (elementCount, maxNodePElement) with the attribute ``start_index``, 1 where it is not said, and
+``elementConn`` (elementCount, maxNodePElement) with the attribute ``start_index``, 1 if it is not said, and
 ``numElementConn`` (elementCount). Elements are the cells.
 """
 

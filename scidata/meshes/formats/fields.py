@@ -77,7 +77,7 @@ def find_fields(
 
 
 def _is_structure(topology: RawTopology, source: Source, layout: ArrayLayout, *, own: bool) -> bool:
-    """Say whether an array describes the topology or a coordinate instead of being a field."""
+    """Return True if an array describes the topology or a coordinate instead of being a field."""
     if own and layout.name in topology.not_fields:
         return True
     if not layout.dims or "cf_role" in layout.attributes:
@@ -193,7 +193,7 @@ def _place_by_length(topology: RawTopology, source: Source, layout: ArrayLayout,
 
 
 def is_time(source: Source, dim: str) -> bool:
-    """Say whether a dimension is time, by its name or its coordinate."""
+    """Return True if a dimension is time, by its name or its coordinate."""
     coordinate = source.arrays.get(dim)
     return names_time(dim) or (coordinate is not None and role_of(coordinate) == "T")
 

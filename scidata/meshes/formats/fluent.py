@@ -1,7 +1,7 @@
 """Fluent's HDF5 (Common Fluid Format): the mesh of ``.cas.h5`` and ``.msh.h5``, the cells' fields of ``.dat.h5``.
 
 Arrays lie in sections, each of the ids from ``minId`` to ``maxId``. Cells are known by their faces: in two dimensions a
-cell is the polygon of its edges. In three, cells have their corners where all are tetrahedra, pyramids, wedges or
+cell is the polygon of its edges. In three, cells have their corners if all are tetrahedra, pyramids, wedges or
 hexahedra; else each is a row at its centre, joined to others across faces. Fields have the solver's names, as
 ``SV_P``; those of phases beside the first, or the mixture, the phase's before them.
 """
@@ -90,7 +90,7 @@ def _mesh(path: str, meshes: h5py.Group, *, as_rows: bool) -> MeshData:
 
 
 def _by_id(path: str, group: h5py.Group, num: int, missing: int | None = None) -> AnyArray:
-    """Return the values of all ids from 1 to ``num``, of all sections; where there are none, ``missing``."""
+    """Return the values of all ids from 1 to ``num``, of all sections; if there are none, ``missing``."""
     sections = [(int(each.attrs["minId"][0]), int(each.attrs["maxId"][0]), each[()]) for each in group.values()]
     have = np.zeros(num, bool)
     out = np.full((num, *sections[0][2].shape[1:]), missing or 0, sections[0][2].dtype)

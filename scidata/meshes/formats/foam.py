@@ -46,7 +46,7 @@ def is_case(path: str) -> bool:
 
 
 def _split(path: str) -> tuple[str, str | None] | None:
-    """Return a case and the time that is named in it; None where the path is none."""
+    """Return a case and the time that is named in it; None if the path is none."""
     path = absolute(path)
     if path.lower().endswith(SUFFIXES):
         path = os.path.dirname(path)
@@ -384,7 +384,7 @@ def write_field(
     """Write a field of cells into a case, whole or not at all, as ascii or binary and packed or not as ``like`` is.
 
     ``case``: its folder, or its ``.foam`` file; decomposed ones get each processor's part.
-    ``time``: such as ``"500"``; its folder is made where it is not there.
+    ``time``: such as ``"500"``; its folder is made if it is not there.
     ``values``: ``(num_cells,)``, or ``(num_cells, 3)`` (vectors), 6 (symmetric tensors) or 9, in the case's order.
     ``like``: a field of that time, whose dimensions it gets, too; by default it is without, and in the format of the
     mesh.

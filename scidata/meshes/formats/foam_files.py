@@ -42,7 +42,7 @@ AGAIN = "copy it again, or write it again with OpenFOAM"
 
 
 def existing(path: str) -> str | None:
-    """Return the path of a file as it lies there, with ``.gz`` where it is packed; None where there is none."""
+    """Return the path of a file as it lies there, with ``.gz`` where it is packed; None if there is none."""
     return next((name for name in (path, f"{path}.gz") if os.path.isfile(name)), None)
 
 
@@ -138,14 +138,14 @@ class FoamFile:
 
     @property
     def units(self) -> str:
-        """The dimensions of a field as CF writes units, such as ``kg m-1 s-2``; empty where there are none."""
+        """The dimensions of a field as CF writes units, such as ``kg m-1 s-2``; empty if there are none."""
         found = re.search(rb"^[ \t]*dimensions\s+\[([^\]]*)\]", self.data, re.MULTILINE)
         powers = found[1].split() if found else []
         named = zip(_UNITS, (power.decode(errors="replace") for power in powers), strict=False)
         return " ".join(unit if power == "1" else f"{unit}{power}" for unit, power in named if power.strip("-0."))
 
     def why_not(self) -> str | None:
-        """Say why the values of a field, of which the head was read, cannot be read; None where they can."""
+        """Say why the values of a field, of which the head was read, cannot be read; None if they can."""
         found = _FIELD.search(self.data, self.begin)
         if found is None and len(self.data) < _HEAD:
             raise CorruptDataError(f"{self.path}: ends before internalField; {AGAIN}")
@@ -240,7 +240,7 @@ class FoamFile:
 
 
 def dimensions_of(units: str) -> str | None:
-    """Return the dimensions that :attr:`FoamFile.units` says; None where these are other units."""
+    """Return the dimensions that :attr:`FoamFile.units` says; None if these are other units."""
     powers = dict.fromkeys(_UNITS, "0")
     for each in units.split():
         found = re.fullmatch(r"([A-Za-z]+)(-?[\d.]+)?", each)

@@ -80,7 +80,7 @@ def of_processors(part: FoamPart, faces: Faces, number: int) -> Iterator[tuple[t
 
 
 def point_numbers(parts: Sequence[FoamPart]) -> IntArray | None:
-    """Return the number of each point of all parts in the case that was cut; None where a part does not say."""
+    """Return the number of each point of all parts in the case that was cut; None if a part does not say."""
     names = [os.path.join(part.mesh, "pointProcAddressing") for part in parts]
     if len(parts) == 1 or not all(map(existing, names)):
         return None

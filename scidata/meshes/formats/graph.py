@@ -17,7 +17,7 @@ array                     shape                meaning
 ========================= ==================== ================================================================
 
 The number of nodes is that of the positions, of ``indptr``, of the store's attribute ``num_nodes``, of an array of that
-name, or of the arrays in ``node/``; only where there are none of these is it the largest index + 1.
+name, or of the arrays in ``node/``; only if there are none of these is it the largest index + 1.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _is_vtk_xml(path: str) -> bool:
 
 
 def open_any(path: str, *, allow_external: bool = False) -> Source:
-    """Open a source of any format, by meshio where it is none of ours."""
+    """Open a source of any format, by meshio if it is none of ours."""
     try:
         check_no_mesh(path)
         return open_source(path, allow_external=allow_external)
@@ -286,7 +286,7 @@ def read_polyhedra(path: str, region: str | None = None) -> MeshData | None:
 
 
 def _read_obj(path: str, meshio: Any) -> Any:
-    """Read OBJ; its normals and textures, which are of faces' corners, only where all go by their points' numbers."""
+    """Read OBJ; its normals and textures, which are of faces' corners, only if all go by their points' numbers."""
     with open(path, "rb") as file:
         lines = [line.split() for line in file]
     num = {kind: sum(line[:1] == [kind] for line in lines) for kind in (b"v", b"vn", b"vt")}

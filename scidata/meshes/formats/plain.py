@@ -7,7 +7,7 @@ array                    shape                meaning
                                               longitude and latitude on a sphere. Attribute ``period``: width of
                                               the domain along each coordinate where it wraps, else 0
 ``cells``                (C, k) integer       the nodes of each cell, 0-based (attribute ``start_index`` for others);
-                                              rows may be padded with ``_FillValue``; where there is none, with
+                                              rows may be padded with ``_FillValue``; if missing, with
                                               numbers below the first index
 *or* ``cells/offsets``   (C + 1,) integer     the nodes of cell i are ``connectivity[offsets[i]:offsets[i + 1]]``
 ``cells/connectivity``   (sum of sizes,)
@@ -83,7 +83,7 @@ class PlainTopology(RawTopology):
         if self.rows is not None:
             layout = self.source.arrays[self.rows]
             if start_of(layout) > 0 and not fill_values(self.source, layout):
-                return None  # only all rows say whether the number below the first index is padding
+                return None  # only all rows together show whether the number below the first index is padding
         edges = None
         if self.pairs is not None:
             edges = partial(pairs_by_blocks, self.source, self.pairs, self.options, self.sizes["node"])

@@ -3,7 +3,7 @@
 Coordinates are one ``(N, 2 or 3)`` array (``points``, ``pos``, ``positions``, ``coordinates``, ``xyz``) or two or three
 ``(N,)`` ones, found by CF's attributes or the usual names (``x``, ``y``, ``z``, ``lon``, ``lat``). Fields have one row
 per point: along the same dimension, or, where dimensions have no names, along their first. An attribute ``period`` of
-the coordinates is the width of the domain where it wraps, 0 where it does not.
+the coordinates is the width of the domain where it wraps, 0 if it does not.
 """
 
 from __future__ import annotations
@@ -55,5 +55,5 @@ def open_topology(source: Source, options: Options) -> PointsTopology:
 
 
 def made_into_graph(options: Options) -> bool:
-    """Say whether edges are to be made from the points."""
+    """Return True if edges are to be made from the points."""
     return options.edges is not None and options.edges.startswith(("knn:", "radius:"))

@@ -221,7 +221,7 @@ def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[s
 
 
 def _edge_connectivity(source: Source, mesh: str, attributes: Mapping[str, object], *, wanted: bool) -> str | None:
-    """Return the array of the mesh's edges; None where there is none and the user does not ask for it."""
+    """Return the array of the mesh's edges; None if there is none and the user does not ask for it."""
     try:
         name = _named(source, mesh, attributes, "edge_node_connectivity")
     except UnknownNameError:

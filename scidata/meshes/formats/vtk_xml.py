@@ -55,13 +55,13 @@ class VTKFile:
 
     @property
     def compressor(self) -> str:
-        """VTK's class that packed the arrays, empty where none did."""
+        """VTK's class that packed the arrays, empty if none did."""
         return self.root.get("compressor", "")
 
     def read(self, array: ElementTree.Element, num_rows: int | None = None) -> AnyArray:
         """Return the values of a ``DataArray``: ``(num_values,)``, or ``(num_tuples, num_components)`` of several.
 
-        ``num_rows``: how many values or tuples it has, where that is known: packed bytes that claim others are not
+        ``num_rows``: how many values or tuples it has, if that is known: packed bytes that claim others are not
         unpacked.
         Raises UnsupportedFormatError: it is of a type that is no number.
         Raises CorruptDataError: it is damaged, or lies outside the file.

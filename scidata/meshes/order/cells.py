@@ -106,7 +106,7 @@ def take_cells(offsets: IntArray, connectivity: AnyArray, rows: IntArray) -> tup
 
 
 def _edges_of_type(kind: int, cells: RawCells) -> list[tuple[NodeIds, NodeIds]]:
-    """Return both ends of the edges of all cells of one type, edge by edge of the type; views where they can be."""
+    """Return both ends of the edges of all cells of one type, edge by edge of the type; views if they can be."""
     if kind == POLYGON or kind == 4:
         rows = np.flatnonzero(cells.cell_type == kind)  # each node and the next; the last and the first of a polygon
         entries, following = rings(cells.offsets[rows], cells.offsets[rows + 1])

@@ -40,7 +40,7 @@ def equal_bounds(num_rows: int, num_parts: int) -> IntArray:
 def cut_bounds(prefix: npt.ArrayLike, num_parts: int, *, rows: npt.ArrayLike | None = None) -> IntArray:
     """Cut rows into parts of about equal cost.
 
-    Every part gets at least one row where there are enough; beyond that the last parts are empty, which is legal for
+    Every part gets at least one row if there are enough; beyond that the last parts are empty, which is legal for
     irregular data.
 
     - ``prefix``: sum of the costs before row ``rows[i]``, non-decreasing, first 0. ``csr.indptr`` balances edges.

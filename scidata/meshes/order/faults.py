@@ -18,7 +18,7 @@ from scidata.meshes.order.cells import NUM_NODES, POLYGON, take_cells
 from scidata.meshes.order.faces import crowded_faces
 from scidata.meshes.order.ids import id_bits, pair_keys, run_starts, stable_sort
 
-#: The repair of each kind of finding; None where there is none.
+#: The repair of each kind of finding; None if there is none.
 REMEDIES: dict[str, str | None] = {
     "nan_points": "drop these points, and the cells and edges on them",
     "missing_nodes": "drop these cells",

@@ -24,7 +24,7 @@ def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[In
 
     Where an outlier stretches the bounding box so far that many different points fall into one cell of the curve, the
     curve's order would be arbitrary among them. Then the curve fills the box of the other points, outliers moved to its
-    border; and where that does not help either (clusters far apart), the order is that of :func:`order_rcb`. A note
+    border; and if that does not help either (clusters far apart), the order is that of :func:`order_rcb`. A note
     says so.
 
     Parameters
@@ -37,7 +37,7 @@ def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[In
     order
         ``(num,)`` int64: the old row at each new row. Points with equal keys stay in the order of their rows.
     notes
-        Sentences for the user; empty where nothing is unusual.
+        Sentences for the user; empty if nothing is unusual.
     """
     array = unit_sphere(points) if on_sphere else finite_points(points)
     at_poles = count_at_poles(np.asarray(points)) if on_sphere else 0

@@ -56,7 +56,7 @@ def as_geometry(geometry: AskedGeometry) -> dict[str, str] | None:
 
 
 def surface_of_sample(asked: Mapping[str, str] | None, name: str, path: str) -> tuple[str, ...]:
-    """Return the one file of the surface from which distances of a sample are asked for; ``()`` where it has none."""
+    """Return the one file of the surface from which distances of a sample are asked for; ``()`` if it has none."""
     pattern = (asked or {}).get("sdf", BOUNDARY)
     said = pattern.replace("{name}", name).replace("{folder}", os.path.dirname(path) or ".")
     paths = () if pattern == BOUNDARY else expand_paths(said)

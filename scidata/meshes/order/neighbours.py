@@ -29,8 +29,8 @@ def near_edges(
     """Return an edge to each point from its nearest others (``"knn"``), or from all others in a ``"radius"``.
 
     - ``points``: ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
-    - ``number``: of neighbours, or fewer where there are no more points; or how far, on a sphere in degrees.
-    - ``period``: width of the domain along each coordinate where it wraps, 0 where it does not: the nearest images
+    - ``number``: of neighbours, or fewer if there are no more points; or how far, on a sphere in degrees.
+    - ``period``: width of the domain along each coordinate where it wraps, 0 if it does not: the nearest images
       count.
 
     Returns ``(2, num_edges)`` int64: sources, destinations; nearest ones by destination. No self-loops. Raises

@@ -74,7 +74,7 @@ class Faces:
         return both_directions(undirected_keys(self.owner[inner], self.neighbour[inner], num_cells), num_cells)
 
     def solids(self, num_cells: int) -> RawCells | None:
-        """Return the cells by their corners, where all are tetrahedra, pyramids, wedges or hexahedra; else None.
+        """Return the cells by their corners, if all are tetrahedra, pyramids, wedges or hexahedra; else None.
 
         Faces run so that they are turned into their owner. A corner has three edges in such a cell, each in two faces:
         the sum of the nodes before and after it says which node lies across from a face.
@@ -121,7 +121,7 @@ class Faces:
         is cut into pyramids from its faces to the mean of their centres; its centre is that of these, weighted by
         volume. Of a cell without a volume it is the mean of its faces' centres.
 
-        ``turned``: False where the nodes may run either way around a face, none of which has a neighbour: those of a
+        ``turned``: False if the nodes may run either way around a face, none of which has a neighbour: those of a
         cell that is not closed as they run are turned away from its middle. Raises CorruptDataError, which begins with
         ``where``: the faces of a cell leave it open.
 

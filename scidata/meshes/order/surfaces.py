@@ -22,7 +22,7 @@ def curvature_of_nodes(points: FloatArray, cells: RawCells) -> FloatArray:
     Half the length of the Laplacian of the positions, by cotangents over mixed Voronoi areas: Meyer, Desbrun, Schroeder
     and Barr, "Discrete differential-geometry operators for triangulated 2-manifolds", 2003, equations 8 to 10. Positive
     where the surface bends away from its normals, which the corners give: 1 / R of a sphere whose normals look out.
-    NaN where it is not defined: at a border, where more than two cells or cells of opposite normals meet in an edge,
+    NaN if it is not defined: at a border, where more than two cells or cells of opposite normals meet in an edge,
     and at nodes of no cell. ``points``: ``(num_nodes, 3)``. Raises UnsupportedFormatError: cells that are not flat, or
     quadratic.
     """

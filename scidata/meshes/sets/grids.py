@@ -47,7 +47,7 @@ def latitude_longitude(latitudes: npt.ArrayLike, longitudes: npt.ArrayLike) -> N
       over 360 degrees at most.
 
     Returns ``cells``: the quads between neighbours, also between the last longitude and the first where the gap between
-    them is no wider than elsewhere; None where there is but one latitude or longitude. Raises ConfigError: values that
+    them is no wider than elsewhere; None if there is but one latitude or longitude. Raises ConfigError: values that
     are NaN, repeat, change direction, or reach too far.
     """
     lats, lons = _axis(latitudes, "latitudes", 180.0), _axis(longitudes, "longitudes", 360.0)

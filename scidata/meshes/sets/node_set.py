@@ -67,7 +67,7 @@ class NodeSet:
     - ``points``: ``(num_nodes, 2)`` float64 longitude and latitude in degrees where ``on_sphere``, else ``(num_nodes, 2
       or 3)`` coordinates.
     - ``on_sphere``: true where ``points`` are longitude and latitude.
-    - ``cells``: triangles or quads of the set, counter-clockwise seen from outside; None where it has none.
+    - ``cells``: triangles or quads of the set, counter-clockwise seen from outside; None if it has none.
 
     Raises ConfigError: points of another shape, NaN or infinite, latitudes beyond the poles, or cells that do not fit.
     """

@@ -14,7 +14,7 @@ _Data = TypeVar("_Data", bound="bytes | memoryview")
 
 
 def is_beyond_end(error: BaseException) -> bool:
-    """Say whether a server refused a range since the object ends before it."""
+    """Return True if a server refused a range since the object ends before it."""
     invalid = any(isinstance(e, OSError) and e.errno == errno.EINVAL for e in causes(error))
     return status_of(error) == 416 or (invalid and "range" in str(error).lower())
 
@@ -35,7 +35,7 @@ class _CutShortError(ConnectionResetError):
 
 
 def checked(data: _Data, url: Url, offset: int, nbytes: int, size: int | None) -> _Data:
-    """Check how many bytes came; ``size`` is the object's, asked for where they are not as many as wanted."""
+    """Check how many bytes came; ``size`` is the object's, asked for if they are not as many as wanted."""
     if len(data) == nbytes:
         return data
     if len(data) > nbytes:

@@ -176,7 +176,7 @@ class FileCache:
         return handle
 
     def _open_again(self, path: str, real: str, error: OSError) -> _Handle:
-        """Where the process has no descriptor left, keep fewer from now on, and open once readers let go of some."""
+        """Where the process has no descriptor left, keep fewer from now on, and open once readers release some."""
         for wait in _WAITS_FOR_DESCRIPTOR:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise error
@@ -202,11 +202,11 @@ class FileCache:
         return os.stat(path) if handle is None else handle.status()
 
     def opened(self, path: str, real: str) -> os.stat_result | None:
-        """Open a local file that is read next; return its status, or None where links lead elsewhere than ``real``."""
+        """Open a local file that is read next; return its status, or None if links lead elsewhere than ``real``."""
         return self._handle(path, real).status_at(real)
 
     def is_locked(self, path: str) -> bool:
-        """Say whether a program that writes a local file holds its lock; False where a file system has no locks."""
+        """Return True if a program that writes a local file holds its lock; False if a file system has no locks."""
         return self._handle(path).is_locked()
 
     def open_size(self, path: str) -> int:
@@ -332,7 +332,7 @@ class Versions:
         return {"_seen": self._seen.copy(), "_opened": {}}  # other threads add to it
 
     def of(self, path: str) -> Version | None:
-        """Return the version of a file as it was first seen; None where it was not."""
+        """Return the version of a file as it was first seen; None if it was not."""
         return self._seen.get(path)
 
     def opened(self, path: str, status: os.stat_result) -> None:

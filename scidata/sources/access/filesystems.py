@@ -73,7 +73,7 @@ class FileSystems:
         self.answers: dict[object, Any] | None = None  # of requests, with versions, while ranks open data together
 
     def bucket(self, url: Url) -> tuple[Bucket, str] | None:
-        """Return the bucket by which obstore reads a URL, and the key there; None where fsspec reads it."""
+        """Return the bucket by which obstore reads a URL, and the key there; None if fsspec reads it."""
         return find(url, self._buckets)
 
     def find(self, url: Url) -> Place:

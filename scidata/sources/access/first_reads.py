@@ -69,7 +69,7 @@ def read_tail(path: str, nbytes: int) -> FirstRead:
 
 
 def has_document(url: Url, most: int) -> bool:
-    """Say whether an object is there, and not forbidden; unless too large, it is kept for :func:`read_documents`."""
+    """Return True if an object is there, and not forbidden; unless too large, it is kept for :func:`read_documents`."""
     try:
         (found,) = read_documents([url], most)
     except SciDataError:  # which reading it raises again

@@ -16,7 +16,7 @@ _ON_NETWORK = re.compile(
 
 
 def is_on_network(path: str) -> bool:
-    """Say whether a file or folder lies on a network file system, as far as the kernel tells."""
+    """Return True if a file or folder lies on a network file system, as far as the kernel tells."""
     try:
         device = os.stat(path).st_dev
     except OSError:
@@ -25,7 +25,7 @@ def is_on_network(path: str) -> bool:
 
 
 def is_local(path: str) -> bool:
-    """Say whether a path is of this machine: no URL, and on no network file system, as far as the kernel tells."""
+    """Return True if a path is of this machine: no URL, and on no network file system, as far as the kernel tells."""
     return not is_url(path) and not is_on_network(path)
 
 

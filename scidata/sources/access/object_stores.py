@@ -66,7 +66,7 @@ class AnswerError(OSError):
 
 
 def is_available() -> bool:
-    """Say whether obstore is installed, and its threads run: they do not survive a fork, and requests would hang."""
+    """Return True if obstore is installed, and its threads run: they do not survive a fork, and requests would hang."""
     if not enabled or _forked:
         return False
     try:
@@ -116,7 +116,7 @@ class Bucket:
 
 
 def find(url: Url, buckets: dict[str, Bucket]) -> tuple[Bucket, str] | None:
-    """Return the bucket that an object lies in, known or new, and its key; None where fsspec has to read it."""
+    """Return the bucket that an object lies in, known or new, and its key; None if fsspec has to read it."""
     scheme, _, rest = url.target.partition("://")
     make = _MAKERS.get(scheme)
     if make is None or not is_available():

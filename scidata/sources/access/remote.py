@@ -288,7 +288,7 @@ def gives_tails(url: Url) -> bool:
 def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
     """List objects below a URL: so many of them, in order, from the first one after a key on.
 
-    By key relative to the URL; and whether these are the last ones. None where a server has no such listing,
+    By key relative to the URL; and whether these are the last ones. None if a server has no such listing,
     does not allow it, or keeps no order.
     """
     if current().bucket(url) is None:

@@ -59,7 +59,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Say whether the same read may succeed later: never where bytes are wrong, missing or forbidden."""
+    """Return True if the same read may succeed later: never where bytes are wrong, missing or forbidden."""
     if isinstance(error, SciDataError):
         return False
     if hasattr(error, "tried"):
@@ -71,7 +71,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def asks_to_slow_down(error: BaseException) -> bool:
-    """Say whether a server has more requests than it bears."""
+    """Return True if a server has more requests than it bears."""
     return status_of(error) in _SLOW_DOWN_STATUS or any(_code(e) in _SLOW_DOWN_CODES for e in causes(error))
 
 
@@ -111,7 +111,7 @@ class Retry:
     def run(self, name: str, call: Callable[[], _T], *, failed: Exception | None = None) -> _T:
         """Call until it succeeds; ``failed`` is the error of an attempt that was made before.
 
-        Raises Exception: what the call raised, where that is not transient; an ``OSError`` that says how often it was
+        Raises Exception: what the call raised, if that is not transient; an ``OSError`` that says how often it was
         tried after the last attempt.
         """
         attempts = Attempts(self, name)
@@ -143,7 +143,7 @@ class Attempts:
         return time.monotonic() - self._began
 
     def wait_after(self, error: BaseException, text: str) -> float | None:
-        """Return how long to wait before the next attempt; None where there is none. ``text`` is the error's."""
+        """Return how long to wait before the next attempt; None if there is none. ``text`` is the error's."""
         retry = self._retry
         self.number += 1
         if self.number >= retry.attempts or hasattr(error, "tried") or not is_transient(error):

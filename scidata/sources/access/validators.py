@@ -62,7 +62,7 @@ class Validators:
         return Validator(_digest(texts, places), changed)
 
     def are_still(self, paths: Sequence[str], known: Validator, places: bytes = b"") -> bool:
-        """Say whether files read meanwhile are as before; objects whose reading did not say are asked for."""
+        """Return True if files read meanwhile are as before; objects whose reading did not say are asked for."""
         texts, _ = self._texts_of(paths)
         if _digest(texts, places) != known.digest:
             return False
@@ -109,7 +109,7 @@ class Validators:
         return _text(url, version)
 
     def _page_of(self, key: str) -> dict[str, Version] | None:
-        """Return the versions of objects between two keys around this one, or None where there is no listing."""
+        """Return the versions of objects between two keys around this one, or None if there is no listing."""
         while self._lists:
             for after, last, found in reversed(self._pages):
                 if after < key and (last is None or key <= last):

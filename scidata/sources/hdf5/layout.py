@@ -72,7 +72,7 @@ class ChunkIndex:
     places: IntArray
 
     def find(self, numbers: IntArray) -> IntArray:
-        """Return the places of chunks, ``(3, num)``; -1, 0, 0 where none is stored."""
+        """Return the places of chunks, ``(3, num)``; -1, 0, 0 if none is stored."""
         nowhere = np.array([[-1], [0], [0]], np.int64)
         if len(self.numbers) == 0:
             return nowhere.repeat(len(numbers), axis=1)
@@ -80,7 +80,7 @@ class ChunkIndex:
         return np.where(self.numbers[rows] == numbers, self.places[:, rows], nowhere)
 
     def find_one(self, number: int) -> tuple[int, int, int] | None:
-        """Return offset, bytes and filter mask of one chunk; None where it is not stored."""
+        """Return offset, bytes and filter mask of one chunk; None if it is not stored."""
         numbers, row = self.numbers, number  # of an array of which every chunk is stored
         if row >= len(numbers) or numbers[row] != number:
             row = int(numbers.searchsorted(number))
@@ -227,7 +227,7 @@ def _fill_value(dset: h5py.Dataset, plist: h5py.h5p.PropDCID, dtype: np.dtype[np
 
 @lru_cache(maxsize=1)
 def _offsets_include_user_block() -> bool:
-    """Say whether this HDF5 counts chunk offsets from the start of the file. Releases differ."""
+    """Return True if this HDF5 counts chunk offsets from the start of the file. Releases differ."""
     block = 1 << 16
     with h5py.File("probe", "w", driver="core", backing_store=False, userblock_size=block) as probe:
         dset = probe.create_dataset("x", data=np.zeros(8, np.int8), chunks=(8,))
@@ -258,7 +258,7 @@ def leaf_nbytes(layout: ArrayLayout) -> int:
 
 
 def leaf_of_chunks(at: At, address: int, layout: ArrayLayout) -> ChunkIndex | None:
-    """Read the only node of a B-tree of chunks, version 1; None where the index is another, or has more nodes."""
+    """Read the only node of a B-tree of chunks, version 1; None if the index is another, or has more nodes."""
     entry = _entry_of(len(layout.shape))
     head = at(address, _LEAF_HEAD) or b""
     if head[:6] != b"TREE\x01\x00" or head[8:] != b"\xff" * 16:
@@ -283,7 +283,7 @@ def _entry_of(ndim: int) -> np.dtype[np.void]:
 
 
 def check_filters(dset: h5py.Dataset, label: str) -> None:
-    """Raise MissingDependencyError where HDF5 has no decoder for a filter, after trying hdf5plugin's."""
+    """Raise MissingDependencyError if HDF5 has no decoder for a filter, after trying hdf5plugin's."""
     plist = dset.id.get_create_plist()
     needed = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     missing = [i for i in needed if not h5py.h5z.filter_avail(i)]

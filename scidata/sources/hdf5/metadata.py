@@ -80,7 +80,7 @@ class HDF5Metadata(Metadata):
     alone: frozenset[str]
 
     def may_be_read(self, path: str) -> bool:
-        """Say whether no program holds the lock of a file."""
+        """Return True if no program holds the lock of a file."""
         return not heeds_locks() or not files().is_locked(path)
 
     def numbers(self, name: str, address: int, at: At) -> Sequence[int] | None:
@@ -94,7 +94,7 @@ class HDF5Metadata(Metadata):
         return None if index is None else index.as_numbers()
 
     def pieces(self, layout: ArrayLayout, numbers: Sequence[int]) -> Sequence[tuple[int, int]] | None:
-        """Return place and bytes of each chunk of a coordinate; None where one is missing, or was stored otherwise."""
+        """Return place and bytes of each chunk of a coordinate; None if one is missing, or was stored otherwise."""
         if layout.fallback:
             return None
         if not self.contents.storage[layout.name].chunked:
@@ -105,7 +105,7 @@ class HDF5Metadata(Metadata):
 
 
 def metadata_of(path: str, describe: Callable[[h5py.File], Contents]) -> HDF5Metadata | None:
-    """Describe a file once more, and return what HDF5 reads for that; None where values are of other data sets."""
+    """Describe a file once more, and return what HDF5 reads for that; None if values are of other data sets."""
     file = _RecordedFile(path)
     with h5py.File(file, "r") as h5:
         found = describe(h5)
@@ -128,7 +128,7 @@ def metadata_of(path: str, describe: Callable[[h5py.File], Contents]) -> HDF5Met
 
 
 def _address_of_values(dset: h5py.h5d.DatasetID, file: _RecordedFile) -> int | None:
-    """Return the address of a data set's values, or of the index of its chunks; None where it has none."""
+    """Return the address of a data set's values, or of the index of its chunks; None if it has none."""
     if dset.get_create_plist().get_layout() != h5py.h5d.CHUNKED:
         return dset.get_offset() if dset.get_storage_size() else None
     begin = len(file.reads)

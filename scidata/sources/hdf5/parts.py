@@ -24,7 +24,7 @@ _MAX_DEPTH = 16  # of virtual data sets in virtual data sets
 
 
 def lies_within(dset: h5py.Dataset, depth: int = 0) -> bool:
-    """Say whether all parts of a virtual data set are data sets of its own file, which keep their values there."""
+    """Return True if all parts of a virtual data set are data sets of its own file, which keep their values there."""
     plist, file = dset.id.get_create_plist(), dset.file
     for i in range(plist.get_virtual_count()):
         if not _is_own(plist.get_virtual_filename(i), file) or b"%" in plist.get_virtual_dsetname(i).encode():
@@ -227,7 +227,7 @@ class VirtualMapping:
         return num
 
     def shape(self) -> list[int] | None:
-        """Return the shape of its elements, None where they are no block of one size."""
+        """Return the shape of its elements, None if they are no block of one size."""
         if self.slab is None or (self.is_unlimited and self.block_dim is None):
             return None
         sizes = [size if d == self.block_dim else count * size for d, (_, _, count, size) in enumerate(self.slab)]
@@ -330,7 +330,7 @@ def _places(dset: h5py.Dataset, name: str) -> list[str]:
 
 
 def _open(dset: h5py.Dataset, name: str) -> h5py.File | None:
-    """Open the file of a part as HDF5 finds it; None where there is none that it can open."""
+    """Open the file of a part as HDF5 finds it; None if there is none that it can open."""
     if name == ".":
         return dset.file
     for path in _places(dset, name):

@@ -111,7 +111,7 @@ class HDF5Source(FileSource[Contents]):
         return self._read().skipped
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
-        """Name the file; None where HDF5 may follow links out of it."""
+        """Name the file; None if HDF5 may follow links out of it."""
         return None if layout.fallback and self.allow_external else super().files_of(layout, chunks)
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class HDF5Source(FileSource[Contents]):
         )  # fmt: skip
 
     def metadata(self) -> Metadata | None:
-        """Return the bytes that it was described by; None where there are none that others could have, too."""
+        """Return the bytes that it was described by; None if there are none that others could have, too."""
         try:
             return metadata_of(str(self.path), functools.partial(self._describe, index=False))
         except (SciDataError, *DAMAGE):
@@ -380,13 +380,13 @@ class HDF5Source(FileSource[Contents]):
 
 
 def check_inside(layout: ArrayLayout, chunks: IntArray) -> None:
-    """Raise ConfigError where ``(num, ndim)`` chunk coordinates are not all in the grid."""
+    """Raise ConfigError if ``(num, ndim)`` chunk coordinates are not all in the grid."""
     if chunks.size and (chunks.min() < 0 or (chunks >= np.array(layout.num_chunks, np.int64)).any()):
         raise ConfigError(f"{layout.store}: field {layout.name!r}: chunk outside of the grid {layout.num_chunks}")
 
 
 def check_ends(layout: ArrayLayout, chunks: IntArray, ends: IntArray, file_size: int) -> None:
-    """Raise ShortReadError where the file has not the last byte of a chunk."""
+    """Raise ShortReadError if the file has not the last byte of a chunk."""
     if len(ends) and int(ends.max()) > file_size:
         worst = int(ends.argmax())
         raise ShortReadError(

@@ -66,7 +66,7 @@ def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
 
 
 def heeds_locks() -> bool:
-    """Say whether HDF5 would refuse a file that is locked, which its own variable decides."""
+    """Return True if HDF5 would refuse a file that is locked, which its own variable decides."""
     return os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() not in ("FALSE", "0")
 
 
@@ -84,7 +84,7 @@ def damage_as_corrupt_data(label: str) -> Iterator[None]:
 
 
 def has_netcdf_marks(path: str) -> bool:
-    """Say whether the netCDF library (or h5netcdf) wrote the file."""
+    """Return True if the netCDF library (or h5netcdf) wrote the file."""
     return _has_marks(path) if is_url(path) else retried(path, lambda: _has_marks(path))
 
 
@@ -168,7 +168,7 @@ def _value_of(found: h5py.h5a.AttrID, shape: tuple[int, ...], dtype: np.dtype[An
 
 
 def plain_value(value: object) -> Any:
-    """Return an attribute as a Python or NumPy value; None where it is neither number nor text."""
+    """Return an attribute as a Python or NumPy value; None if it is neither number nor text."""
     if isinstance(value, bytes | np.bytes_):
         return value.decode("utf-8", "replace")
     if isinstance(value, str):  # of variable length: h5py keeps bytes that are not UTF-8 as halves of characters
@@ -204,7 +204,7 @@ class Naming:
         return path
 
     def is_hidden(self, attributes: Attributes) -> bool:
-        """Say whether the dataset that has these attributes only names a dimension, and has no values."""
+        """Return True if the dataset that has these attributes only names a dimension, and has no values."""
         if not is_scale(attributes) or "NAME" not in attributes:
             return False
         return str(plain_value(attributes.read("NAME"))).startswith(_NO_VARIABLE)

@@ -38,7 +38,7 @@ def split_version(path: str) -> tuple[str, tuple[str, str] | None]:
 
 
 def is_repository(path: str) -> bool:
-    """Say whether there is an Icechunk repository, of either format, at a path or URL."""
+    """Return True if there is an Icechunk repository, of either format, at a path or URL."""
     url = url_of(path)
     if not isinstance(url, Url) or (local := local_path(url)) is not None:
         folder = os.path.expanduser(path if not isinstance(url, Url) else str(local))

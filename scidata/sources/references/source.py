@@ -134,7 +134,7 @@ class ReferenceLocator(Locator):
         raise CorruptDataError(f"{path}: is no chunk that is in the set itself")
 
     def read(self, record: ArrayRecord, coordinate: list[int]) -> bytes | None:
-        """Read a whole chunk file, None where there is none."""
+        """Read a whole chunk file, None if there is none."""
         found = self.find_files(record, np.array([coordinate], np.int64).reshape(1, -1))
         if found.path_index[0] < 0:
             return None
@@ -249,7 +249,7 @@ class ReferenceSource(ZarrSource):
         return self._locator.bind(path)
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where a file that chunks lie in is not the one that was first read."""
+        """Raise SourceChangedError if a file that chunks lie in is not the one that was first read."""
         self._chunks.check(path for path in paths if not is_url(path))
 
 
@@ -265,7 +265,7 @@ def _folder_of(path: str) -> str:
 
 
 def open_repository(path: str, *, allow_external: bool) -> ReferenceSource | None:
-    """Open an Icechunk repository, None where there is none."""
+    """Open an Icechunk repository, None if there is none."""
     store, version = split_version(path)
     if is_repository(url_of(store)):
         return ReferenceSource(path, kind="icechunk", allow_external=allow_external)

@@ -90,7 +90,7 @@ def decoded_inline(value: bytes, where: str) -> bytes:
 
 
 def checked_range(offset: object, nbytes: object, where: str) -> tuple[int, int]:
-    """Return a range, or raise CorruptDataError where it is none."""
+    """Return a range, or raise CorruptDataError if it is none."""
     for value in (offset, nbytes):
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise CorruptDataError(

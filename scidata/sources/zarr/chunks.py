@@ -31,7 +31,7 @@ _MAX_FILES = 2**20  # of one array that are looked for at once: two seconds, and
 
 @dataclass(kw_only=True)
 class FileRanges:
-    """Where chunks, or their files, lie: as in :class:`ChunkRefs`, with -1 bytes where there is none."""
+    """Where chunks, or their files, lie: as in :class:`ChunkRefs`, with -1 bytes if missing."""
 
     paths: list[str]
     path_index: IntArray
@@ -143,7 +143,7 @@ class ChunkLocator(Locator):
         return find
 
     def _find_inside(self, record: ArrayRecord, number: int) -> tuple[str, int, int] | None:
-        """Find a chunk in its shard; None where the shard's index has not been read."""
+        """Find a chunk in its shard; None if the shard's index has not been read."""
         file, shard, inner, expected = list[int](), 0, 0, record.fixed_nbytes
         chunk = _coordinates_of(number, record.layout.num_chunks)
         for c, per, n in zip(chunk, record.per_file, record.num_files, strict=True):

@@ -53,7 +53,7 @@ def refuse_pickle(codecs: object, where: str) -> None:
 
 
 def _byte_codec(name: str, config: Mapping[str, object], itemsize: int) -> Codec | None:
-    """Return a bytes-to-bytes codec with numcodecs' arguments, or None where it is not one that scidata undoes."""
+    """Return a bytes-to-bytes codec with numcodecs' arguments, or None if it is not one that scidata undoes."""
     if name == "grib":  # of a reference set; no name in a file is more than one of these
         return codec_of(str(config.get("var")), config.get("dtype") or "float64")
     if name not in _BYTE_CODECS or config.get("location", "end") != "end":
@@ -111,7 +111,7 @@ def _number(value: object, dtype: np.dtype[np.generic], where: str) -> float:
 def _value_codec(
     name: str, config: Mapping[str, object], dtype: np.dtype[np.generic], where: str
 ) -> tuple[dict[str, object], np.dtype[np.generic]] | None:
-    """Return what undoes an array-to-array codec of values, and the dtype that it stores; None where it is odd."""
+    """Return what undoes an array-to-array codec of values, and the dtype that it stores; None if it is odd."""
     if dtype.kind not in "iuf":
         return None
     if name == "scale_offset":

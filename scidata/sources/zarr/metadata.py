@@ -37,7 +37,7 @@ _KEYS_V3 = frozenset([
 class ArrayRecord:
     """An array's layout, and the naming of its chunks' files.
 
-    - ``prefix``: path of the array's folder inside the store; empty where the store is the array.
+    - ``prefix``: path of the array's folder inside the store; empty if the store is the array.
     - ``separator``, ``key_start``: between the coordinates of a chunk's key, and the text before them (``"c"`` or
       nothing).
     """
@@ -84,7 +84,7 @@ class ArrayRecord:
         return self.key_template % tuple(coordinate)
 
     def place_of(self, key: str) -> list[int] | None:
-        """Return which file of the array has this key, relative to the store; None where none has."""
+        """Return which file of the array has this key, relative to the store; None if none has."""
         parts = re.split("[./]", key[len(self.prefix) :])
         numbers = [int(part) for part in parts if part.isdecimal() and len(part) < 19]
         if len(numbers) < len(self.num_files):
@@ -169,7 +169,7 @@ def _dims_v2(meta: Mapping[str, object], attributes: Mapping[str, object], ndim:
 def parse_v2(meta: Mapping[str, object], attributes: object, *, store: str, name: str, prefix: str) -> ArrayRecord:
     """Describe an array from its ``.zarray`` and ``.zattrs``.
 
-    ``fallback`` is set where a filter is not one that scidata undoes; whether zarr-python does is not known here.
+    ``fallback`` is set if a filter is not one that scidata undoes; whether zarr-python does is not known here.
     Raises UnsupportedFormatError: not an array of numbers, or metadata that makes no sense; RefusedError: a pickle
     among the filters.
     """
@@ -240,7 +240,7 @@ def _checked_index(num_chunks: int, where: str) -> int:
 def _sharded(
     entries: Sequence[object], outer: tuple[int, ...], dtype: np.dtype[np.generic], where: str
 ) -> tuple[Chain, tuple[int, ...], ShardIndex | None]:
-    """Read the codecs of a sharded array: inner chain, inner chunk shape and index; odd where not plain sharding."""
+    """Read the codecs of a sharded array: inner chain, inner chunk shape and index; odd if not plain sharding."""
     names = [check_named(e, "codec", where)[0] for e in entries]
     _, config = check_named(entries[names.index("sharding_indexed")], "codec", where)
     inner = _sizes(config.get("chunk_shape"), "chunk_shape of shards", where, least=1, ndim=len(outer))

@@ -107,7 +107,7 @@ class State:
             self.arrays = _Arrays(contents, path)
 
     def record(self, name: str) -> ArrayRecord | None:
-        """Return an array's record, None where there is none, or none that can be read."""
+        """Return an array's record, None if there is none, or none that can be read."""
         record = self.contents.records.get(name)
         if record is None and self.contents.pending is not None:
             with self._lock:
@@ -117,7 +117,7 @@ class State:
         return record
 
     def complete(self) -> Mapping[str, ArrayLayout]:
-        """Look for all arrays, where that has not been done."""
+        """Look for all arrays, if that has not been done."""
         if self.contents.pending is not None:
             with self._lock:
                 known = set(self.contents.records)
@@ -237,7 +237,7 @@ class ZarrSource:
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Attributes of the group at ``path``; empty where that is an array."""
+        """Attributes of the group at ``path``; empty if that is an array."""
         return MappingProxyType(self._open().contents.attributes)
 
     @property
@@ -257,7 +257,7 @@ class ZarrSource:
         return {name: str(error) for name, error in state.contents.errors.items()}
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where an array was written again since opening, or a chunk since its first read."""
+        """Raise SourceChangedError if an array was written again since opening, or a chunk since its first read."""
         if self._names is not None or isinstance(self.path, Url):
             return
 
@@ -356,7 +356,7 @@ class ZarrSource:
     def read_text(self, name: str) -> tuple[tuple[str, ...], npt.NDArray[Any]] | None:
         """Read an array of text (variable or fixed length) with zarr-python: its dims, and its values as they come.
 
-        None where there is none. Raises TooLargeError: of more than 4 million texts; errors as :meth:`read_box`.
+        None if there is none. Raises TooLargeError: of more than 4 million texts; errors as :meth:`read_box`.
         """
         state = self._open()
         state.record(name) if "/" not in name else state.complete()  # looks for it

@@ -35,7 +35,7 @@ class Tree(Protocol):
     """Files by key: ``/``-separated paths relative to the store."""
 
     def exists(self) -> bool:
-        """Say whether there is anything at the store's path."""
+        """Return True if there is anything at the store's path."""
 
     def location(self, key: str) -> str:
         """Return the path or URL of a key."""
@@ -47,7 +47,7 @@ class Tree(Protocol):
         """Return the keys of the folders in a folder, sorted."""
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
-        """Return the size of each file, -1 where there is none."""
+        """Return the size of each file, -1 if missing."""
 
     @property
     def reads_tell(self) -> bool:
@@ -73,7 +73,7 @@ class LocalTree:
         self._checked: set[str] = set()
 
     def exists(self) -> bool:
-        """Say whether there is anything at the store's path."""
+        """Return True if there is anything at the store's path."""
         return os.path.exists(self._root)
 
     def location(self, key: str) -> str:
@@ -160,16 +160,16 @@ class LocalTree:
             raise RefusedError(f"{self.location(key)}: this link leads back to {target}, a loop; remove it")
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
-        """Return the size of each file, -1 where there is none."""
+        """Return the size of each file, -1 if missing."""
         return np.fromiter(map(self.size, keys), np.int64, len(keys))
 
     def size(self, key: str) -> int:
-        """Return the size of one file, -1 where there is none."""
+        """Return the size of one file, -1 if missing."""
         status = self._stat(key)
         return -1 if status is None else status.st_size
 
     def open_size(self, path: str) -> int:
-        """Return the size of the file at a location, -1 where there is none, and open it: it is read next."""
+        """Return the size of the file at a location, -1 if missing, and open it: it is read next."""
         root, real = self._root, self._real
         try:
             status = files().opened(path, path if root == real else real + path[len(root) :])
@@ -196,7 +196,7 @@ class UrlTree:
         self._url = found
 
     def exists(self) -> bool:
-        """Say whether there is anything at the store's URL."""
+        """Return True if there is anything at the store's URL."""
         return self._infos([""]) != [None]
 
     def location(self, key: str) -> str:
@@ -225,7 +225,7 @@ class UrlTree:
         return sorted(f"{key}/{name}" if key else name for name in names if name)
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
-        """Return the size of each object, -1 where there is none."""
+        """Return the size of each object, -1 if missing."""
         found = self._infos(keys)
         return np.fromiter(map(self._size_of, keys, found), np.int64, len(keys))
 
@@ -240,7 +240,7 @@ class UrlTree:
 
 
 def _if_there(found: _T | Exception) -> _T | None:
-    """Return an answer, None where there is nothing; errors other than "not there" must not look like absence."""
+    """Return an answer, None if there is nothing; errors other than "not there" must not look like absence."""
     if isinstance(found, Exception) and not isinstance(found, NOT_THERE):
         raise found
     return None if isinstance(found, Exception) else found

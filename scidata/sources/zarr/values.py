@@ -51,7 +51,7 @@ def dtype_v3(spec: object, where: str) -> np.dtype[np.generic]:
 
 
 def text_as_bytes(meta: object) -> dict[str, object] | None:
-    """Return an array's metadata as if its texts were bytes; None where they are no texts, or nothing tells so."""
+    """Return an array's metadata as if its texts were bytes; None if they are no texts, or nothing tells so."""
     if not isinstance(meta, dict):
         return None
     if (found := named(meta.get("data_type"))) is not None and found[0] in _TEXT_V3:
@@ -64,7 +64,7 @@ def text_as_bytes(meta: object) -> dict[str, object] | None:
 
 
 def named(entry: object) -> tuple[str, dict[str, object]] | None:
-    """Split ``{"name": ..., "configuration": {...}}``, or a bare name; None where it is neither."""
+    """Split ``{"name": ..., "configuration": {...}}``, or a bare name; None if it is neither."""
     name: object = entry
     config: object = {}
     if isinstance(entry, dict):
@@ -139,7 +139,7 @@ def _convert(value: object, dtype: np.dtype[np.generic]) -> Array:
 
 
 def fill_value_of(value: object, dtype: np.dtype[np.generic], where: str) -> Array | None:
-    """Return the metadata's fill value as a 0-d array of ``dtype``; None where there is none."""
+    """Return the metadata's fill value as a 0-d array of ``dtype``; None if there is none."""
     if value is None:
         return None
     try:
@@ -149,7 +149,7 @@ def fill_value_of(value: object, dtype: np.dtype[np.generic], where: str) -> Arr
 
 
 def cf_fill_value(value: object, dtype: np.dtype[np.generic]) -> object:
-    """Return ``_FillValue`` as a native scalar of ``dtype``, as xarray decodes it; as it is where it is none."""
+    """Return ``_FillValue`` as a native scalar of ``dtype``, as xarray decodes it; as it is if it is none."""
     native = dtype.newbyteorder("=")
     try:
         return _convert(value, native)[()]

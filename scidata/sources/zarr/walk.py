@@ -1,4 +1,4 @@
-"""Find every array of a Zarr store: from consolidated metadata where there is some, else folder by folder."""
+"""Find every array of a Zarr store: from consolidated metadata if there is some, else folder by folder."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Contents:
                 self.add(name, parse_v3, node, store=store, prefix=name)
 
     def find(self, name: str, store: str) -> None:
-        """Read the metadata of one array at the top, where there is one, and arrays have not been looked for."""
+        """Read the metadata of one array at the top, if there is one, and arrays have not been looked for."""
         if self.pending is None or name in self.errors or "/" in name or name in ("", ".", ".."):
             return
         read = _nodes_v3 if self.format == "zarr3" else _nodes_v2
         self.add_nodes(read(self.pending, [name])[0], store)
 
     def complete(self, store: str) -> None:
-        """Read the metadata of all arrays, where they have not been looked for."""
+        """Read the metadata of all arrays, if they have not been looked for."""
         if self.pending is not None:
             whole = Contents(format=self.format, attributes=self.attributes)
             whole.add_nodes(_levels(self.pending, _nodes_v3 if self.format == "zarr3" else _nodes_v2), store)

@@ -131,7 +131,7 @@ class KeptFiles:
         return hashlib.sha256(b"%b\n%b\n%a" % (self._digest, name, place)).digest()
 
     def file(self, key: str) -> File | None:
-        """Return a file whose size is kept; None where it has to be asked for."""
+        """Return a file whose size is kept; None if it has to be asked for."""
         name = b"file " + os.fsencode(key)
         size = self._sizes.get(name)
         if size is None:
@@ -165,7 +165,7 @@ class KeptFiles:
         self._put(key, self._key(file.name, i), data.reshape(file.shape(i)))
 
     def fill(self, key: str, file: File, i: int, buffer: ByteArray, begin: int) -> bool:
-        """Fill a block's part, whole rows, of a buffer that begins at a byte of a file; say whether it is kept."""
+        """Fill a block's part, whole rows, of a buffer that begins at a byte of a file; return True if it is kept."""
         if self._is_doubted(key):
             return False
         first, end = file.extent(i)
@@ -324,6 +324,6 @@ class _Folder:
 
 
 def is_worth_it(path: str) -> bool:
-    """Say whether reading a store takes a network: those on a local disk are read where they are."""
+    """Return True if reading a store takes a network: those on a local disk are read where they are."""
     local = local_path(path)
     return local is None or is_on_network(local)

@@ -313,7 +313,7 @@ def _check_rows(samples: Samples, number: int, where: str) -> None:
 def load_manifest(raw: bytes, where: str, read: Callable[[int], ReadTable]) -> Manifest:
     """Rebuild a manifest from its JSON.
 
-    - ``read``: opens the file of the table, which has so many bytes, where the manifest does not hold it itself.
+    - ``read``: opens the file of the table, which has so many bytes, if the manifest does not hold it itself.
 
     Raises CorruptDataError: no JSON, no manifest, another schema version, one that does not match its digest, or a key
     that is missing or wrong; the message names the sample and the key; FieldMismatchError: samples that cannot lie in

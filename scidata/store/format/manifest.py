@@ -30,9 +30,9 @@ Number: TypeAlias = float | tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredMoments:
-    """Figures for normalising a field; one per component (the dims after the entity's) where it has several.
+    """Figures for normalising a field; one per component (the dims after the entity's) if it has several.
 
-    ``count`` are the finite values that went in; the others are NaN where there are none. ``std`` is that of the
+    ``count`` are the finite values that went in; the others are NaN if there are none. ``std`` is that of the
     population.
     """
 
@@ -71,7 +71,7 @@ class ArrayInfo:
     Values lie in C order, little-endian, each chunk followed by its crc32c: that is the same for all.
 
     - ``chunks``: their shape; None in schema version 1.
-    - ``shards``: shape of the files that several chunks share, empty where each chunk is a file; None before schema
+    - ``shards``: shape of the files that several chunks share, empty if each chunk is a file; None before schema
       version 3.
     """
 
@@ -102,7 +102,7 @@ class SampleHead:
 
     - ``index``, ``num_samples``: its place among the samples of the run that wrote it.
     - ``recipe``: digest of the options it was made with: samples of different recipes do not mix.
-    - ``period``: width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
+    - ``period``: width of the domain along each coordinate where it wraps, 0 if it does not; None if none does.
     - ``notes``: notes for the maker: fallbacks of the order, repairs.
     - ``values``: of the whole sample, by name, as :func:`scidata.store.format.values.encode_values` writes them.
     """

@@ -15,7 +15,7 @@ from scidata.sources.access.first_reads import read_head
 from scidata.sources.single_files import is_as_named
 
 MANIFEST = "manifest.json"
-TABLE = "samples.bin"  # where the manifest does not hold it
+TABLE = "samples.bin"  # if the manifest does not hold it
 FOLDER = "sample-{:06d}.zarr"
 
 
@@ -31,7 +31,7 @@ def join(store: str, name: str) -> str:
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Say whether ``path`` is a finished scidata store: a folder or URL with a manifest."""
+    """Return True if ``path`` is a finished scidata store: a folder or URL with a manifest."""
     url = url_of(os.fspath(path))
     where = join(url, MANIFEST)
     try:

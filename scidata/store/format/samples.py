@@ -4,9 +4,9 @@ Samples are a group where their descriptions differ in numbers, digests and free
 sample in full, and a column for each value in which another one differs from it. The table has a row for each sample,
 with its numbers and digests side by side, so that one read brings them; then the texts of each column::
 
-    group of each sample (uint32), where there are several; of each group: rows, texts of its columns
+    group of each sample (uint32), if there are several; of each group: rows, texts of its columns
 
-A row has int64, float64 (NaN where a figure is none), the 16 bytes of a digest, or the end of a text among those of its
+A row has int64, float64 (NaN if a figure is none), the 16 bytes of a digest, or the end of a text among those of its
 column (int64). Texts are JSON.
 """
 
@@ -159,7 +159,7 @@ class Gathered:
         self._order = array("I")
 
     def add(self, data: Any) -> bool:
-        """Add a sample; say whether it begins a group."""
+        """Add a sample; return True if it begins a group."""
         try:
             shape, values = _take_apart(data)
         except (struct.error, ValueError, TypeError) as e:
@@ -339,7 +339,7 @@ def _filled(first: Any, holes: Any, values: Sequence[object]) -> Any:
 class Samples:
     """The descriptions of a store's samples, in their order; each is made when it is asked for.
 
-    - ``order``: the group of each sample, uint32; None where there is one group.
+    - ``order``: the group of each sample, uint32; None if there is one group.
     - ``read_text``: reads a text of a sample: the way to it, its JSON, and the sample for messages.
     """
 

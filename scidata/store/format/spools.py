@@ -85,7 +85,7 @@ class Spool:
             return np.asarray(np.memmap(file, self.dtype, "r", shape=self.shape))
 
     def check(self) -> None:
-        """Raise CorruptDataError where the file is not what was written."""
+        """Raise CorruptDataError if the file is not what was written."""
         assert self.path is not None
         crc, size = 0, os.path.getsize(self.path)
         with open(open_own(self.path, os.O_RDONLY), "rb") as file:
@@ -95,7 +95,7 @@ class Spool:
             raise CorruptDataError(f"{self.path}: is not what was written")
 
     def remove(self) -> None:
-        """Remove the file, or let go of the memory."""
+        """Remove the file, or release the memory."""
         self._pieces.clear()
         if self.path is not None:
             self._remove(self.path)

@@ -61,7 +61,7 @@ class Store:
 
     - ``disk``: cache of blocks that come over a network; None keeps none. Stores on a local disk are read where they
       are.
-    - ``kept``: cached blocks of the store's files; None where nothing is kept.
+    - ``kept``: cached blocks of the store's files; None if nothing is kept.
     """
 
     def __init__(self, path: str | os.PathLike[str], disk: DiskCache | None = None) -> None:
@@ -109,7 +109,7 @@ class Store:
         return source
 
     def check_unchanged(self) -> None:
-        """Raise SourceChangedError where the manifest is another one, or gone: a store may have been replaced."""
+        """Raise SourceChangedError if the manifest is another one, or gone: a store may have been replaced."""
         try:
             found = hashlib.sha256(_manifest_bytes(self.path)).digest()
         except FileNotFoundError:
@@ -219,7 +219,7 @@ def open_store(path: str | os.PathLike[str], disk: DiskCache | None = None) -> S
 
 
 def _check_samples(store: Store) -> None:
-    """Raise where a sample is not there, or a link out of the store; of many, one listing shows the folders."""
+    """Raise if a sample is not there, or a link out of the store; of many, one listing shows the folders."""
     folders: set[str] = set()
     if len(store) > _MANY:
         with contextlib.suppress(OSError), os.scandir(store.path) as entries:  # it may be searched and not listed

@@ -50,7 +50,7 @@ def _describe(path: str) -> InputInfo:
 
 
 def difference(path: str, recorded: InputInfo) -> str | None:
-    """Return how a file differs from its record; None where it does not. Its content decides, after its size."""
+    """Return how a file differs from its record; None if it does not. Its content decides, after its size."""
     if is_url(path) or recorded.digest is None:
         return None
     file, _ = split_group(path) or (path, "")

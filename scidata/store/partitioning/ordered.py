@@ -195,7 +195,7 @@ def _source_rows(rows: IntArray, kept: IntArray | None) -> IntArray:
 
 
 def _edges_of(raw: RawSample) -> dict[str, IntArray]:
-    """Return the edges of a sample of one node set, ``(2, num_edges)``, by ``"edge"``; nothing where it has none."""
+    """Return the edges of a sample of one node set, ``(2, num_edges)``, by ``"edge"``; nothing if it has none."""
     if raw.edges is None:
         return {}
     rule, number = parse_edges(raw.edges)
@@ -249,7 +249,7 @@ def order_of(
 
 
 def _points_of(raw: RawSample, sets: Mapping[str, RawSet]) -> FloatArray | None:
-    """Return the positions of all sets, set by set, on a sphere without the height; None where a set has none."""
+    """Return the positions of all sets, set by set, on a sphere without the height; None if a set has none."""
     found = [each.points for each in sets.values() if each.points is not None]
     if not found or any(each.points is None and each.num_nodes for each in sets.values()):
         return None

@@ -130,7 +130,7 @@ def partition(
         2003; of cells the mean of their corners), NaN on its border. ``{"sdf": "car.stl"}``: ``(N,)``, the distance to
         a closed surface, negative inside (exact; Baerentzen and Aanaes 2005; needs the extra ``vtk``), of any mesh
         format; ``"{folder}/*.stl"`` or ``"stl/{name}.stl"`` has each sample's folder or name; ``"boundary"``: that of
-        the solids themselves. A field of the file that has such a name is kept in its place. Default: True where points
+        the solids themselves. A field of the file that has such a name is kept in its place. Default: True if points
         are the cells of a mesh.
     order : str, default "hilbert"
         ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
@@ -304,7 +304,7 @@ def _find_inputs(task: Task, indices: range) -> None:
 
 
 def _check_free(out: str, there: Sequence[int]) -> None:
-    """Raise where there is a store, or samples of one."""
+    """Raise if there is a store, or samples of one."""
     manifest = os.path.exists(os.path.join(out, MANIFEST))
     if there or manifest:
         found = "a finished store" if manifest else f"an unfinished store of {len(there)} samples"

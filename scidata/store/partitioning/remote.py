@@ -29,7 +29,7 @@ _SEEN_S = 90.0  # NFS remembers the content of a folder for up to 60 s
 
 
 def check_folders(out: str, run: str, inputs: Iterable[str]) -> None:
-    """Raise OutputError where this machine does not see a run's output, FileNotFoundError where it lacks inputs."""
+    """Raise OutputError if this machine does not see a run's output, FileNotFoundError where it lacks inputs."""
     if not is_current(out, run):
         raise OutputError(
             f"it does not see {out} as the client does; the output must be on a file system that workers and client "

@@ -88,7 +88,7 @@ def bytes_in_memory(header: SampleHeader | HeteroHeader, order: str) -> int:
 
 
 def why_not(header: SampleHeader | HeteroHeader, order: str) -> str | None:
-    """Return why a sample cannot be put in order in passes; None where it can."""
+    """Return why a sample cannot be put in order in passes; None if it can."""
     if isinstance(header, HeteroHeader) or header.topology.cells_are_rows:
         return "its node sets, or faces, are read whole"
     if order == "metis":

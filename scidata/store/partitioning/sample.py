@@ -146,7 +146,7 @@ def process_sample(
 def _journal(
     task: Task, out: str, index: int, header: SampleHeader | HeteroHeader, inputs: tuple[InputInfo, ...]
 ) -> Journal:
-    """Return what an earlier run has done of a sample in passes; without a folder where it has room in memory."""
+    """Return what an earlier run has done of a sample in passes; without a folder if it has room in memory."""
     if task.memory is None or bytes_in_memory(header, task.order) <= room_of(task.memory) or _why_not(header, task):
         return Journal(None, "")
     known = all(each.digest is not None for each in inputs)  # of URLs it is not known whether they are the same
@@ -155,7 +155,7 @@ def _journal(
 
 
 def _why_not(header: SampleHeader | HeteroHeader, task: Task) -> str | None:
-    """Return why a sample is not put in order in passes; None where it is."""
+    """Return why a sample is not put in order in passes; None if it is."""
     if isinstance(header, SampleHeader) and (header.as_points or header.measures or leaf_rows_of(task.order)):
         return "points of a mesh, geometry and shuffled rows are made of all rows at once"
     return why_not(header, task.order)

@@ -31,7 +31,7 @@ class RemoteFolder:
         return sorted(each[len(name) + 1 :] for each in found)
 
     def check_free(self, *, overwrite: bool) -> None:
-        """Raise OutputError where something lies there that is not to be replaced, or is no store."""
+        """Raise OutputError if something lies there that is not to be replaced, or is no store."""
         found = self._find(self._name)
         foreign = [name for name in found if name not in (MANIFEST, TABLE) and not name.startswith("sample-")]
         if foreign:

@@ -51,7 +51,7 @@ class PointsFile:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of a chunk of the largest array; 0 where it is not cut along the points."""
+        """Rows of a chunk of the largest array; 0 if it is not cut along the points."""
         path, layout = max(self.layouts.items(), key=lambda item: item[1].nbytes)
         field = self.info.fields.get(path.removeprefix("point/"))
         rows = layout.chunks[0 if field is None else field.entity_dim]

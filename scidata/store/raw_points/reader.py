@@ -207,7 +207,7 @@ class PointsReader(PartReader):
         return self.files.file(stored).num_rows
 
     def _chunk_edges(self, stored: int) -> IntArray:
-        """Return the rows that begin a chunk of the largest array; none where it is not cut along the points."""
+        """Return the rows that begin a chunk of the largest array; none if it is not cut along the points."""
         file = self.files.file(stored)
         return np.arange(0, file.num_rows, file.chunk_rows) if file.chunk_rows else np.empty(0, np.int64)
 

@@ -88,7 +88,7 @@ class Table:
 
 
 def open_table(source: Source, time: str, where: Mapping[str, Any] | None, *, allow_missing: bool) -> Table:
-    """Describe a table by its metadata; raises where a column is not there, tells no times, or is no row's value."""
+    """Describe a table by its metadata; raises if a column is not there, tells no times, or is no row's value."""
     column = time_column(array_of(source, time))
     for name, wanted in (where or {}).items():
         texts = not isinstance(wanted, slice) and all(isinstance(each, str) for each in np.ravel(wanted).tolist())
@@ -197,7 +197,7 @@ def _warn_late(table: Table, row: int) -> None:
 
 
 def _listed(table: Table, step: int) -> TimeIndex | None:
-    """Return the index that the file has, where it is one of the rows before each of its times."""
+    """Return the index that the file has, if it is one of the rows before each of its times."""
     if table.where or not table.time.is_time or table.time.calendar:
         return None
     for name, layout in table.source.arrays.items():
@@ -223,7 +223,7 @@ def _listed(table: Table, step: int) -> TimeIndex | None:
 
 
 def _counts_before(table: Table, counts: IntArray, begin: int, width: int) -> bool:
-    """Say whether an index counts the rows before its times, by the rows on either side of some of them."""
+    """Return True if an index counts the rows before its times, by the rows on either side of some of them."""
     inner = np.flatnonzero((counts > 0) & (counts < table.num_rows) & (np.diff(counts, prepend=0) > 0))
     if not len(inner):
         return False
@@ -253,7 +253,7 @@ def index_tables(tables: Sequence[Table], step: int, cache_dir: str | os.PathLik
 
 
 def _place(tables: Sequence[Table], step: int, cache_dir: str | os.PathLike[str] | None) -> str | None:
-    """Return the file of an index; None where there is no folder for it: behind a URL."""
+    """Return the file of an index; None if there is no folder for it: behind a URL."""
     first = tables[0]
     if cache_dir is None and is_url(first.source.path):
         return None
@@ -269,7 +269,7 @@ def _place(tables: Sequence[Table], step: int, cache_dir: str | os.PathLike[str]
 
 
 def _key(table: Table) -> str:
-    """Return a digest of the files that the columns lie in; empty where it is not known, or they are just written."""
+    """Return a digest of the files that the columns lie in; empty if it is not known, or they are just written."""
     source = table.source
     texts = []
     for name in (table.time.layout.name, *table.where):
@@ -293,7 +293,7 @@ def _key(table: Table) -> str:
 
 
 def _load(place: str, step: int) -> dict[str, TimeIndex]:
-    """Read kept indexes by the keys of their tables; none where there is no file, or it is damaged, which is said."""
+    """Read kept indexes by the keys of their tables; none if there is no file, or it is damaged, which is said."""
     try:
         with open(open_own(place, os.O_RDONLY), "rb") as file:
             data = np.load(io.BytesIO(file.read()), allow_pickle=False)

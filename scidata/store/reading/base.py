@@ -86,7 +86,7 @@ class PartReader:
     entity: str
     entities: tuple[str, ...]  # those that the samples have
     fields: tuple[str, ...]  # names of those that are read
-    # width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none
+    # width of the domain along each coordinate where it wraps, 0 if it does not; None if it does in none
     period: tuple[float, ...] | None
     subsample: Subsample | None  # the draw of each epoch; None reads all
     # halo, ghosts: hops, layers or a radius that ghosts are away, and how their values come: from ``"disk"`` or by
@@ -96,7 +96,7 @@ class PartReader:
     ghosts: str = "exchange"
     # of a graph between several node sets: of each layer of a model that the ghosts are enough for, its relations
     layers: Layers = ()
-    near: NearEdges | None = None  # how edges between points are found; None where they are stored, or there are none
+    near: NearEdges | None = None  # how edges between points are found; None if they are stored, or there are none
     _layers: Layers = ()  # those whose edges are read
     _infos: Mapping[str, FieldInfo]  # by the names that users type
 
@@ -184,7 +184,7 @@ class PartReader:
         return tuple([SampleSource(path, row, inputs=inputs) for row in kept])
 
     def inputs_of(self, stored: int) -> tuple[str, ...]:
-        """Return the files that a stored sample was made of, where it is no file itself and they are known."""
+        """Return the files that a stored sample was made of, if it is no file itself and they are known."""
         return ()
 
     def _path_of(self, stored: int) -> str:
@@ -210,7 +210,7 @@ class PartReader:
         return drawn_part(access, info, cut, 0, draws).index_maps[entity].num_global
 
     def _known(self, name: str) -> str:
-        if name not in self._infos:  # the message is made where it is needed: this is asked with each field
+        if name not in self._infos:  # the message is made if it is needed: this is asked with each field
             check_known(f"{self.path}: no field", [name], self._infos)
         return name
 

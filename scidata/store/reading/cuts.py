@@ -82,7 +82,7 @@ def bounds_of_sample(bounds: object, index: int) -> Any:
 
 
 def _checked_costs(store: Store, weights: object) -> str | dict[str, float]:
-    """Return ``"edges"``, or the cost of a row of each set: 0 where none is given."""
+    """Return ``"edges"``, or the cost of a row of each set: 0 if none is given."""
     if weights == "edges":
         return "edges"
     sets = sets_of(store.sample(0))
@@ -108,7 +108,7 @@ def cut_sample(
     at. Weights that the store was written with are read from its prefix sums, one per block of rows; ``"edges"`` and
     fields otherwise from the whole array.
 
-    - ``explicit``: bounds of the rows, or by node set; None cuts by ``weights``, evenly where that is None.
+    - ``explicit``: bounds of the rows, or by node set; None cuts by ``weights``, evenly if that is None.
 
     Raises ConfigError: bounds that do not fit the sample, or weights that are no costs of its rows.
     """

@@ -43,7 +43,7 @@ class FieldReads:
         self._shared: Cache[Array] = Cache(min(max_bytes, _SHARED_BYTES), "lru")
 
     def forget(self) -> None:
-        """Let go of all plans and values."""
+        """Release all plans and values."""
         self._plans.clear()
         self._shared.clear()
 

@@ -30,7 +30,7 @@ _JOINED = "sample"
 class Numbering:
     """Samples are numbered by stored sample, then by row along ``sample_dim``, for which every step exists.
 
-    - ``sample_dim``: dim whose rows are samples; None where each stored sample is one.
+    - ``sample_dim``: dim whose rows are samples; None if each stored sample is one.
     - ``steps``: offsets along it. One step drops the dim, several keep it.
     - ``isel``: crop, stride, index or indices of dims, ``sample_dim`` among them.
     - ``firsts``: number of the first sample of each stored one, and of all samples.
@@ -59,7 +59,7 @@ class Numbering:
         return stored, index - self.firsts[stored]
 
     def rows(self, index: int) -> list[int]:
-        """Return the rows along ``sample_dim`` of a sample, one per step; ``[]`` where there is no such dim."""
+        """Return the rows along ``sample_dim`` of a sample, one per step; ``[]`` if there is no such dim."""
         if self.sample_dim is None:
             return []
         stored, places = zip(*self.times(index), strict=True)

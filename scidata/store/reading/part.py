@@ -23,7 +23,7 @@ class SamplePart:
     # ``(num_parts + 1,)`` int64 for each entity. Edges go with the node that they end at, cells with the
     # lowest-numbered of their nodes
     bounds: Mapping[str, IntArray]
-    # where the parts are no ranges of rows: the row of each of their rows, one part's after the other's
+    # if the parts are no ranges of rows: the row of each of their rows, one part's after the other's
     rows: IntArray | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -59,7 +59,7 @@ class LocalTopology:
     # by entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
     # ``halo`` hops away, where ``halo`` is 2 or more
     index_maps: Mapping[str, IndexMap]
-    # by relation, ``"edge"`` where there is one node set: ``(2, num_owned_edges)`` int64 in the local numbering of its
+    # by relation, ``"edge"`` if there is one node set: ``(2, num_owned_edges)`` int64 in the local numbering of its
     # source set and of its target set, by destination; every destination is owned
     relations: Mapping[str, IntArray] = field(default_factory=dict)
     far_relations: Mapping[str, IntArray] = field(default_factory=dict)  # the same, of the edges that end at ghosts
@@ -68,7 +68,7 @@ class LocalTopology:
     # where rows were drawn: by entity, the row of the store (or file) of each owned row, int64; sorted, but where a
     # draw walks through a shuffled store. None: the part's own rows of the whole sample, all of them
     rows: Mapping[str, IntArray] | None = None
-    # the same for parts that share index maps, edges and cells, which are not to be written to; None where they are
+    # the same for parts that share index maps, edges and cells, which are not to be written to; None if they are
     # this part's alone
     identity: Identity | None = None
 

@@ -44,10 +44,10 @@ class PartitionedReport:
       ``settings`` are the options that the store was written with.
     - ``counts``: rows of each entity over all samples.
     - ``sample_dim``, ``num_read``: how ``open_dataset`` numbers samples by default: the dim whose rows are samples
-      (None: there is none), and how many there are; None where fields have to be chosen first.
+      (None: there is none), and how many there are; None if fields have to be chosen first.
     - ``fields``: one entry each, of the samples as they are stored.
     - ``samples``: as they are stored.
-    - ``quality``: of the sample ``quality_sample``, in parts of equal numbers of rows; None where it has no rows, or
+    - ``quality``: of the sample ``quality_sample``, in parts of equal numbers of rows; None if it has no rows, or
       neither edges nor positions.
     - ``quality_edges``: whose ends the quality counts, in words.
     - ``notes``: what is not as one would expect.

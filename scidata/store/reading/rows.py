@@ -44,7 +44,7 @@ _SCRATCH_BYTES = 16 << 20  # scattered rows are read with those between them, in
 Others: TypeAlias = Sequence[Segments] | None
 
 #: How scattered rows of an array are read. Of each read its plan, and where the wanted rows lie among those that it
-#: brings; None where all are wanted.
+#: brings; None if all are wanted.
 GatherPlan: TypeAlias = Sequence[tuple[ArrayPlan, IntArray | None]]
 
 
@@ -55,7 +55,7 @@ class Runs:
     # starts, stops: ``(num_runs,)`` int64: the ranges that are read
     starts: IntArray
     stops: IntArray
-    pick: IntArray | None  # where the wanted rows lie among those that are read; None where all are wanted
+    pick: IntArray | None  # where the wanted rows lie among those that are read; None if all are wanted
 
 
 def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -> Runs:
@@ -78,7 +78,7 @@ def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -
 
 
 def in_order(rows: IntArray) -> tuple[IntArray, IntArray | None]:
-    """Return rows sorted, and where each was among these; None where they were sorted."""
+    """Return rows sorted, and where each was among these; None if they were sorted."""
     if bool((rows[1:] >= rows[:-1]).all()):
         return rows, None
     order = np.argsort(rows)

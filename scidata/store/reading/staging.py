@@ -54,7 +54,7 @@ class StoreStaging:
         return self._reader.num_samples * len(self._ranks)
 
     def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> StagedStore:
-        """Fetch the missing blocks; call ``tick`` here for each part. OutputError where they cannot be written."""
+        """Fetch the missing blocks; call ``tick`` here for each part. OutputError if they cannot be written."""
         done, left = Counter[str](), Counter({i: len(self._ranks) for i in range(self._reader.num_samples)})
 
         def take(part: tuple[int, int], count: str) -> None:

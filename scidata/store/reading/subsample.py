@@ -73,7 +73,7 @@ class Subsample:
 
 
 def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, seed: int) -> Subsample | None:
-    """Check the user's choice; None where nothing is drawn."""
+    """Check the user's choice; None if nothing is drawn."""
     if subsample is None:
         if block != 1 or seed != 0:
             name = "subsample_block" if block != 1 else "subsample_seed"

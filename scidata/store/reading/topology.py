@@ -51,7 +51,7 @@ def read_topology(
     and 1: the part's own edge is 2 to 3, and its far one 1 to 2.
 
     ``layers``: of each layer, its relations.
-    ``radius``: of points: their ghosts are all rows within it; 0 where there is none.
+    ``radius``: of points: their ghosts are all rows within it; 0 if there is none.
     ``ghost_cells``: also hold the cells of others that have an owned node.
     ``token``: names the data set, for the keys of the index maps.
     """
@@ -215,7 +215,7 @@ def _near(boxes: AnyArray, points: FloatArray, tree: cKDTree, reach: float, widt
 
 
 def _gaps(low: FloatArray, high: FloatArray, box: AnyArray, width: FloatArray) -> FloatArray:
-    """Return how far boxes lie from ``box`` along each coordinate, or from its nearest image; 0 where they meet."""
+    """Return how far boxes lie from ``box`` along each coordinate, or from its nearest image; 0 if they meet."""
     apart = np.abs((low + high) / 2 - box.mean(axis=0))
     wraps = width > 0
     apart[:, wraps] = np.abs(apart[:, wraps] - width[wraps] * np.round(apart[:, wraps] / width[wraps]))

@@ -282,6 +282,8 @@ class _Reading:
                         f"{path}: its format says where the nodes are, so points= has no meaning; leave it out, or use "
                         "kind='points' for a cloud"
                     )
+                if module is vtkhdf and vtkhdf.has_faces(path):
+                    return self._by_meshio(path, kind)
                 topology: RawTopology = module.open_topology(source, self.options)
                 if module is vtkhdf and topology.kind != "mesh":
                     meshio.check_cloud(path, self.kind, self.options)

@@ -66,7 +66,9 @@ class SourceFile:
         """Read points and cells; raises UnsupportedFormatError for polyhedra."""
         points, cells, faces = self.geometry()
         if faces:
-            raise UnsupportedFormatError(f"{self.path}: has polyhedra, which {kind} has not here; write format='vtu'")
+            raise UnsupportedFormatError(
+                f"{self.path}: has polyhedra, which {kind} has not here; write format='vtu' or 'vtkhdf'"
+            )
         return points, cells
 
 
@@ -150,9 +152,9 @@ def _new_vtk(source: SourceFile, target: str, arrays: Sequence[NewArray], is_pac
 
 
 def _new_vtkhdf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
-    points, cells = source.cells("VTKHDF")
+    points, cells, faces = source.geometry()
     with h5py.File(target, "w") as file:
-        write_mesh(file.create_group(ROOT), points, cells)
+        write_mesh(file.create_group(ROOT), points, cells, faces)
         for each in arrays:
             _replace(file, f"{ROOT}/{GROUPS[each.field.entity]}/{each.name}", each.rows, is_packed=is_packed)
 

@@ -6,23 +6,27 @@ another in one array, contiguously, so that ranks write their rows where they be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from scidata.core.types import Array, FloatArray
+from scidata.core.bounds import bounds_of
+from scidata.core.types import Array, FloatArray, IntArray
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.places import LocalPlace
 from scidata.errors import ConfigError
+from scidata.meshes.formats.vtk_write import with_faces
 from scidata.meshes.geometry import Geometry, RawCells
+from scidata.meshes.order.ids import ranges
+from scidata.meshes.order.polyhedra import CellFaces
 from scidata.meshes.order.positions import unit_sphere
 
 ROOT = "VTKHDF"  # the group that holds all
 #: The group of the fields of an entity.
 GROUPS = {"node": "PointData", "point": "PointData", "cell": "CellData"}
-_VERSION = (2, 0)
+_VERSION, _WITH_FACES = (2, 0), (2, 5)  # polyhedra came with 2.5
 
 
 class VtkhdfOutput(FlatOutput):
@@ -75,12 +79,30 @@ class VtkhdfOutput(FlatOutput):
         return (self._layout.num_steps * field.shape[0], *field.shape[1:])
 
 
-def write_mesh(root: Any, points: FloatArray, cells: RawCells | None) -> None:
-    """Write points, ``(num_points, 3)``, and cells; where there are none, a vertex for each point."""
+def write_mesh(root: Any, points: FloatArray, cells: RawCells | None, faces: Sequence[CellFaces] = ()) -> None:
+    """Write points, ``(num_points, 3)``, and cells; where there are none, a vertex for each point.
+
+    ``faces`` are those of polyhedra among the cells, each of which has its own.
+    """
     import h5py
 
     cells = RawCells.of_kind(np.arange(len(points))[:, None], 1) if cells is None else cells
-    root.attrs["Version"] = _VERSION
+    of_faces: dict[str, IntArray] = {}
+    if faces:
+        cells = with_faces(cells, faces)[0]
+        sizes, nodes, cell = map(np.concatenate, zip(*faces, strict=True))
+        order = np.argsort(cell, kind="stable")
+        begins, num = bounds_of(sizes)[:-1][order], len(cell)
+        of_faces = {
+            "FaceConnectivity": nodes[ranges(begins, begins + sizes[order])],
+            "FaceOffsets": bounds_of(sizes[order]),
+            "PolyhedronToFaces": np.arange(num),
+            "PolyhedronOffsets": bounds_of(np.bincount(cell, minlength=cells.num_cells)),
+            "NumberOfFaces": np.array([num]),
+            "NumberOfPolyhedronToFaceIds": np.array([num]),
+            "NumberOfFaceConnectivityIds": np.array([len(nodes)]),
+        }
+    root.attrs["Version"] = _WITH_FACES if faces else _VERSION
     root.attrs.create("Type", b"UnstructuredGrid", dtype=h5py.string_dtype("ascii", 16))
     counts = {"Points": len(points), "Cells": cells.num_cells, "ConnectivityIds": len(cells.connectivity)}
     for name, count in counts.items():
@@ -88,6 +110,8 @@ def write_mesh(root: Any, points: FloatArray, cells: RawCells | None) -> None:
     root["Points"] = points
     root["Connectivity"], root["Offsets"] = cells.connectivity.astype(np.int64), cells.offsets.astype(np.int64)
     root["Types"] = cells.cell_type.astype(np.uint8)
+    for name, values in of_faces.items():
+        root[name] = values.astype(np.int64)
 
 
 def in_space(points: Array, *, on_sphere: bool) -> FloatArray:

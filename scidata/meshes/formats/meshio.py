@@ -42,6 +42,7 @@ from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
 from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
 from scidata.meshes.formats.vtk_pieces import read_files, read_vtk
+from scidata.meshes.formats.vtkhdf import has_faces, read_with_faces
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import CELL_NAMES, FOR_POLYHEDRA
 from scidata.sources import open_source
@@ -240,6 +241,9 @@ def _read(path: str, *, allow_external: bool, as_rows: bool = True) -> MeshData:
             return read_fluent(path, as_rows=as_rows)
         if is_cgns(path):
             return read_cgns(path, as_rows=as_rows)
+    if has_faces(path):
+        check_outside(path, allow_external=allow_external)
+        return read_with_faces(path, as_rows=as_rows)
     needs = f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio"
     meshio: Any = optional_module("meshio", needs, "meshio")
     check_outside(path, allow_external=allow_external)
@@ -280,7 +284,7 @@ def read_polyhedra(path: str, region: str | None = None) -> MeshData | None:
     """Return the cells of a file, or case, with their faces where there are polyhedra; None of other formats."""
     if is_case(path):
         return FoamSource(path, region).mesh()
-    if not _is_vtk_xml(path) and not path.lower().endswith(tuple(MESHES_IN_HDF5)):
+    if not (_is_vtk_xml(path) or path.lower().endswith(tuple(MESHES_IN_HDF5)) or has_faces(path)):
         return None
     return _read(path, allow_external=False, as_rows=False)
 

@@ -245,12 +245,7 @@ class _Piece:
             np.insert(self._numbers(name, num), 0, 0)
             for name, num in (("polyhedron_offsets", self.num_cells), ("face_offsets", None))
         )
-        each = (of_cell, len(face)), (of_face, len(nodes)), (np.sort(face), len(of_face) - 2)
-        if any(x.size and (x[0] < 0 or x[-1] > most or (np.diff(x) < 0).any()) for x, most in each):
-            raise CorruptDataError(f"{path}: Cells: polyhedron_… and face_… do not fit each other; {AGAIN}")
-        begins, ends = of_cell[polyhedra], of_cell[polyhedra + 1]
-        own = face[ranges(begins, ends)]
-        return np.diff(of_face)[own], nodes[ranges(of_face[own], of_face[own + 1])], ends - begins
+        return faces_by_number(f"{path}: Cells", of_cell, face, of_face, nodes, polyhedra)
 
     def _numbers(self, name: str, num_rows: int | None = None) -> IntArray:
         array = self._array("Cells", name)
@@ -273,6 +268,21 @@ class _Piece:
                 f"{num_rows}; {AGAIN}"
             )
         return values
+
+
+def faces_by_number(
+    where: str, of_cell: IntArray, face: IntArray, of_face: IntArray, nodes: IntArray, polyhedra: IntArray
+) -> CellFaces:
+    """Return sizes and nodes of the faces of each polyhedron, and how many it has, as VTK 9.4 has them.
+
+    Cell ``i`` has the faces ``face[of_cell[i] : of_cell[i + 1]]``, and a face the nodes that ``of_face`` says.
+    """
+    each = (of_cell, len(face)), (of_face, len(nodes)), (np.sort(face), len(of_face) - 2)
+    if any(x.size and (x[0] < 0 or x[-1] > most or (np.diff(x) < 0).any()) for x, most in each):
+        raise CorruptDataError(f"{where}: polyhedra's lists of faces and faces' lists of nodes do not fit; {AGAIN}")
+    begins, ends = of_cell[polyhedra], of_cell[polyhedra + 1]
+    own = face[ranges(begins, ends)]
+    return np.diff(of_face)[own], nodes[ranges(of_face[own], of_face[own + 1])], ends - begins
 
 
 def _unroll(path: str, stream: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:

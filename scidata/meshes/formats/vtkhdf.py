@@ -1,15 +1,17 @@
 """VTKHDF files of type UnstructuredGrid or PolyData: pieces, which are joined, over time where the mesh stays as it is.
 
 The format: https://docs.vtk.org/en/latest/vtk_file_formats/vtkhdf_file_format. Points that pieces share are not
-merged: each piece has its own. PolyData is a mesh of polygons and strips' triangles, or a cloud, as VTP is. Polyhedra,
-ghost cells and meshes that change in time are refused.
+merged: each piece has its own. PolyData is a mesh of polygons and strips' triangles, or a cloud, as VTP is. Ghost cells
+and meshes that change in time are refused, polyhedra over time, too; else these are read whole.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import h5py
 import numpy as np
 
 from scidata.core.bounds import bounds_of
@@ -37,15 +39,20 @@ from scidata.meshes.formats.base import (
     field_of,
     read_values,
 )
+from scidata.meshes.formats.mesh_data import MeshData
 from scidata.meshes.formats.points import made_into_graph
-from scidata.meshes.formats.vtk_pieces import is_surface, triangles_of_strips
+from scidata.meshes.formats.vtk_pieces import faces_by_number, is_surface, polyhedra_as_rows, triangles_of_strips
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA, POLYHEDRON
 from scidata.meshes.order.ids import blocks
+from scidata.meshes.order.polyhedra import CellFaces
+from scidata.sources import open_source
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
 from scidata.sources.kinds import VTKHDF_ROOT as _ROOT
 
 _LISTS = {"Verts": "Vertices/", "Lines": "Lines/", "Polys": "Polygons/", "Strips": "Strips/"}  # VTP's names, and these
+#: Faces of each cell, faces of each polyhedron, nodes of each face.
+_OF_FACES = "PolyhedronOffsets", "PolyhedronToFaces", "FaceOffsets", "FaceConnectivity"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +91,7 @@ class VTKHDFTopology(RawTopology):
         """Read the types of all cells (of a surface there are none), and look for what is not read."""
         is_grid = not self.lists[0].group
         types = self._read("Types")[: sum(self.lists[0].cells)].astype(np.uint8) if is_grid else np.empty(0, np.uint8)
-        if (types == POLYHEDRON).any():
+        if (types == POLYHEDRON).any() and not self._has_faces:
             row = int(np.flatnonzero(types == POLYHEDRON)[0])
             raise UnsupportedFormatError(
                 f"{self.source.path}: cell {row} is a polyhedron, as are {int((types == POLYHEDRON).sum())} of "
@@ -96,6 +103,41 @@ class VTKHDFTopology(RawTopology):
                 values = read_values(self.source, name, self.options)
                 check_ghosts(self.source.path, name, values, of_cells=group == "CellData")
         return types
+
+    @property
+    def _has_faces(self) -> bool:
+        return f"{_ROOT}/PolyhedronToFaces" in self.source.arrays
+
+    def with_faces(self) -> tuple[FloatArray, RawCells, list[CellFaces]]:
+        """Read points, cells, and the faces of the polyhedra of each piece."""
+        geometry, found = VTKHDFTopology.load(self), list[CellFaces]()
+        assert geometry.points is not None
+        assert geometry.cells is not None
+        names = "NumberOfFaces", "NumberOfFaceConnectivityIds", "NumberOfPolyhedronToFaceIds"
+        counts = [_counts(self.source, name, self.options).tolist() for name in names]
+        firsts, first_point = [0] * 4, 0
+        for piece, (num_cells, points, *sizes) in enumerate(
+            zip(self.lists[0].cells, self.piece_points, *counts, strict=True)
+        ):
+            lengths = num_cells + 1, sizes[2], sizes[0] + 1, sizes[1]
+            arrays = [
+                self._indices(name, slice(first, first + length))
+                for name, first, length in zip(_OF_FACES, firsts, lengths, strict=True)
+            ]
+            where = f"{self.source.path}: piece {piece}"
+            if tuple(map(len, arrays)) != lengths:
+                raise CorruptDataError(
+                    f"{where}: {', '.join(_OF_FACES)} have {[*map(len, arrays)]} entries, but {[*lengths]} were said"
+                )
+            first_cell = firsts[0] - piece
+            types = geometry.cells.cell_type[first_cell : first_cell + num_cells]
+            polyhedra = np.flatnonzero(types == POLYHEDRON)
+            of_cell, face, of_face, nodes = arrays
+            face_sizes, nodes, faces_each = faces_by_number(where, of_cell, face, of_face, nodes, polyhedra)
+            nodes = nodes_of_piece(nodes, points, first_point)
+            found.append((face_sizes, nodes, np.repeat(polyhedra + first_cell, faces_each)))
+            firsts, first_point = [a + b for a, b in zip(firsts, lengths, strict=True)], first_point + points
+        return geometry.points, geometry.cells, found
 
     def _cells(self, num: int) -> Iterator[RawCells]:
         """Read at most ``num`` cells at a time; each piece has offsets from 0 on, one more than cells."""
@@ -237,6 +279,32 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
         piece_points=points,
         lists=tuple(lists),
     )
+
+
+def has_faces(path: str) -> bool:
+    """Whether a file is VTKHDF with polyhedra."""
+    if not os.path.isfile(path) or not h5py.is_hdf5(path):
+        return False
+    source = open_source(path)
+    layout = source.arrays.get(f"{_ROOT}/PolyhedronToFaces")
+    return layout is not None and layout.shape[0] > 0
+
+
+def read_with_faces(path: str, *, as_rows: bool) -> MeshData:
+    """Return the grid of a file that has polyhedra: its cells as rows, or as they are, with their faces.
+
+    Raises UnsupportedFormatError: it has steps in time.
+    """
+    source = open_source(path)
+    if any(name.startswith(f"{_ROOT}/Steps/") for name in source.arrays):
+        raise UnsupportedFormatError(f"{path}: has polyhedra and steps in time; write one file per step")
+    topology = open_topology(source, Options())
+    points, cells, faces = topology.with_faces()
+    if not as_rows:
+        return MeshData(points=points, cells=cells, point_data={}, cell_data={}, faces=faces)
+    every = {base_name(name): each for name, each in (topology.fields or {}).items()}
+    of_cells = {name: each.read() for name, each in every.items() if each.entity == "cell"}
+    return polyhedra_as_rows(path, points, cells, faces, every.keys() - of_cells, of_cells, topology.left_out)
 
 
 def _triangles_of(source: Source, lists: Sequence[_Cells], options: Options) -> IntArray:

@@ -9,9 +9,11 @@ import pytest
 
 from scidata.data.output.fields import OutputField
 from scidata.data.output.packing import Packing
-from scidata.data.output.sample_formats import ONTO, NewArray, SourceFile
+from scidata.data.output.sample_formats import NEW, ONTO, NewArray, SourceFile
 from scidata.errors import CorruptDataError, FieldMismatchError, UnsupportedFormatError
 from scidata.meshes.formats.arrays import join_cells
+from scidata.meshes.formats.vtk_write import write_vtk
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.faces import SOLID_FACES, edges_across_faces
 from scidata.meshes.order.polyhedra import Faces
 from scidata.meshes.samples import read_samples
@@ -139,6 +141,80 @@ def test_hexahedra_as_polyhedra(tmp_path):
         assert changed != text
         with pytest.raises(CorruptDataError, match=r"m\.vtu.*'faces' and 'faceoffsets' do not fit"):
             read_samples(path, entity="cell")[0]
+
+
+def _same_polyhedra(path, other, num_pieces=1):
+    """Say that a file has the rows, edges, volumes and values of each of some pieces that are those of another."""
+    one, whole = (read_samples(each, entity="cell")[0] for each in (path, other))
+    edges = [whole.edge_index + 27 * piece for piece in range(num_pieces)]
+    np.testing.assert_array_equal(one.edge_index, np.concatenate(edges, axis=1))
+    np.testing.assert_array_equal(one.points, np.tile(whole.points, (num_pieces, 1)))
+    for name in ("v", "volume"):
+        np.testing.assert_array_equal(one.fields[name].read(), np.tile(whole.fields[name].read(), num_pieces))
+
+
+def test_polyhedra_of_vtkhdf(tmp_path):
+    """Written here and read; each list of theirs damaged; VTK's reader, and its writer's files, of two pieces, too."""
+    rng, path, source = np.random.default_rng(0), tmp_path / "m.vtkhdf", tmp_path / "m.vtu"
+    points, cells = _boxes(rng)
+    is_solid = np.isin(np.arange(27), (0, 9, 26))
+    raw = RawCells(
+        offsets=np.append(0, np.cumsum(8 * is_solid)), connectivity=cells[is_solid].ravel(),
+        cell_type=np.where(is_solid, 12, 42).astype("u1"),
+    )  # fmt: skip
+    sides = cells[~is_solid][:, np.array(SOLID_FACES[12])]
+    faces = np.full(24 * 6, 4), sides.ravel(), np.repeat(np.flatnonzero(~is_solid), 6)
+    values = rng.random(27)
+    write_vtk(str(source), "UnstructuredGrid", points, raw, {}, {"v": values}, faces=[faces])
+    NEW["vtkhdf"][1](SourceFile(path=str(source)), str(path), [new_array("cell", values)], False)
+    with h5py.File(path, "r+") as file:
+        file.move("VTKHDF/CellData/new", "VTKHDF/CellData/v")
+        file["VTKHDF/PointData/u"] = np.arange(64.0)
+    _same_polyhedra(path, source)
+    assert "nodes" in read_samples(path, entity="cell").header(0).left_out["u"]
+    with pytest.raises(UnsupportedFormatError, match=r"polyhedra.*entity='cell'"):
+        read_samples(path)[0]
+    ONTO[".vtkhdf"](SourceFile(path=str(path)), str(tmp_path / "copy.vtkhdf"), [new_array("cell", values)], False)
+    NEW["vtu"][1](
+        SourceFile(path=str(tmp_path / "copy.vtkhdf")), str(tmp_path / "copy.vtu"), [new_array("cell", values)], False
+    )
+    np.testing.assert_array_equal(read_samples(tmp_path / "copy.vtkhdf", entity="cell")[0].fields["new"].read(), values)
+    np.testing.assert_array_equal(
+        read_samples(tmp_path / "copy.vtu", entity="cell")[0].edge_index,
+        read_samples(source, entity="cell")[0].edge_index,
+    )
+    for name, value in (
+        ("PolyhedronToFaces", 10**6), ("PolyhedronOffsets", 145), ("FaceOffsets", -1), ("FaceConnectivity", 64),
+        ("NumberOfFaces", 145),
+    ):  # fmt: skip
+        shutil.copy(path, bad := tmp_path / "bad.vtkhdf")
+        with h5py.File(bad, "r+") as file:
+            file[f"VTKHDF/{name}"][0] = value
+        with pytest.raises(CorruptDataError, match="bad"):
+            read_samples(bad, entity="cell")[0]
+    with h5py.File(path, "r+") as file:
+        file["VTKHDF/Steps/Values"] = [0.0]
+    with pytest.raises(UnsupportedFormatError, match="one file per step"):
+        read_samples(path, entity="cell")[0]
+    vtk = pytest.importorskip("vtk")
+    reader = vtk.vtkHDFReader()
+    reader.SetFileName(str(tmp_path / "copy.vtkhdf"))
+    reader.Update()
+    grid = reader.GetOutputDataObject(0)
+    assert [grid.GetCell(number).GetNumberOfFaces() for number in range(27)] == [6] * 27
+    for number, solid in enumerate(is_solid):
+        for side in range(6 if not solid else 0):
+            face = grid.GetCell(number).GetFace(side).GetPointIds()
+            own = cells[number][list(SOLID_FACES[12][side])]
+            assert [face.GetId(k) for k in range(4)] == own.tolist()
+    pieces, writer = vtk.vtkPartitionedDataSet(), vtk.vtkHDFWriter()
+    for piece in range(2):
+        pieces.SetPartition(piece, _grid(vtk, points, cells, solid=(0, 9, 26)))
+        _add(vtk, pieces.GetPartition(piece).GetCellData(), values)
+    writer.SetInputData(pieces)
+    writer.SetFileName(str(tmp_path / "two.vtkhdf"))
+    assert writer.Write() == 1
+    _same_polyhedra(tmp_path / "two.vtkhdf", source, 2)
 
 
 def _surface(vtk, rng, polygons, strips=((0, 2, 4, 6, 8), (1, 3, 5)), vertices=()):

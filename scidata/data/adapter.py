@@ -1,4 +1,4 @@
-"""The one view of any data set, ours or a user's, that loaders and combined data sets have."""
+"""Adapter that gives loaders and combined data sets one view of any data set, scidata's or a user's."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ class _Described(Protocol):
 
 
 class BufferedDataset(_Described, Protocol[SampleT]):
-    """A data set of samples of one size, as the loader needs it; :class:`scidata.ShardedDataset` is one."""
+    """What the loader needs of a data set whose samples have one size; :class:`scidata.ShardedDataset` is one."""
 
     def buffer_specs(self) -> Mapping[str, BufferSpec]:
         """Shape and dtype of this rank's part of one sample, by field."""
 
     def read_into(self, index: int, out: Mapping[str, Array]) -> object:
-        """Fill the buffers of one sample; thread-safe. What it returns may have ``bytes_fetched``."""
+        """Fill the buffers of one sample; thread-safe. The result may have ``bytes_fetched``."""
 
     def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> SampleT:
         """Wrap tensors shaped as the buffers, with a batch dim 0 if ``batched``."""
 
 
 class PartDataset(_Described, Protocol[SampleT]):
-    """A data set whose samples differ in size, as the loader needs it: :func:`scidata.open_dataset` of a store."""
+    """What the loader needs of a data set whose samples differ in size: :func:`scidata.open_dataset` of a store."""
 
     def read_local(self, index: int) -> object:
-        """Read this rank's part of one sample; thread-safe. It may have ``fields`` by name, ``stats``, ``arrays()``."""
+        """Read this rank's part of one sample; thread-safe. The part may have ``fields`` by name, ``stats``,
+        ``arrays()``.
+        """
 
     def assemble(self, local: Any, *, index: int) -> SampleT:
-        """Wrap a part that was read; in the thread that uses it."""
+        """Wrap a part; called in the thread that uses the sample."""
 
 
 #: What loaders and data sets made of others take.
@@ -72,17 +74,17 @@ class DatasetAdapter:
         self.has_buffers = "buffer_specs" in self._abilities
 
     def lacks(self, *names: str) -> list[str]:
-        """Return those of some methods and attributes that the data set does not have."""
+        """Return the names among these that are no method or attribute of the data set."""
         return [name for name in names if name not in self._abilities]
 
     @property
     def epoch(self) -> object:
-        """The epoch that samples are read of, None where they depend on none."""
+        """The epoch that the data set's samples depend on; None if they depend on none."""
         return getattr(self.dataset, "epoch", None)
 
     @property
     def reads_alone(self) -> bool:
-        """Whether reads wait for no other machine and no other rank, as far as the data set tells."""
+        """Whether reads never wait for another machine or rank, as far as the data set tells."""
         return bool(getattr(self.dataset, "reads_alone", False))
 
     @property
@@ -91,18 +93,20 @@ class DatasetAdapter:
         return int(getattr(self.dataset, "static_nbytes", 0))
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the data set which epoch comes next, where it wants to know."""
+        """Set the data set's epoch, if it has one."""
         if "set_epoch" in self._abilities:
             self.dataset.set_epoch(epoch)
 
     def reader(self, epoch: object = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
-        """Return what reads samples in ``epoch``, default the present one; ``empty`` makes arrays of other sizes."""
+        """Return a function that reads samples of ``epoch``, default the present one; ``empty`` allocates arrays of
+        other sizes.
+        """
         if "epoch_reader" in self._abilities:
             return self.dataset.epoch_reader(epoch, empty=empty)
         return self.dataset.read_local
 
     def filler(self, epoch: object = None) -> Callable[[int, Mapping[str, Array]], object]:
-        """Return a function that reads a sample into buffers, in ``epoch``, default the present one; it stays in it."""
+        """Return a function that reads a sample of a fixed ``epoch``, default the present one, into buffers."""
         if "epoch_reader" not in self._abilities:
             return self.dataset.read_into
         return partial(self.dataset.read_into, epoch=self.epoch if epoch is None else epoch)

@@ -1,4 +1,4 @@
-"""Fields of different rank as the channels of one tensor, and back: surface fields, levels, steps, side by side."""
+"""Stack fields of different rank (surface fields, levels, steps) as channels of one tensor, and split them again."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Channels:
 
 
 def take(x: torch.Tensor, dim: int, rows: int | Sequence[int]) -> torch.Tensor:
-    """Return one row along a dim that no rank shares, without that dim, or several; the halo that was read is kept."""
+    """Return one row (without its dim) or several rows along an unsharded dim; the halo that was read is kept."""
 
     def part(x: torch.Tensor) -> torch.Tensor:
         if isinstance(rows, int):
@@ -202,7 +202,7 @@ def channels_of(
     steps: Steps | None = None,
     steps_of: StepsOf = lambda name: (None, ()),
 ) -> Channels:
-    """Lay out fields, default all, as channels of one tensor, of the dims and shapes that a sample has without a batch.
+    """Lay out fields, default all, as channels of one tensor with the dims and shapes of an unbatched sample.
 
     They keep the dims ``kept``: default the last two that all have, or the last one where that numbers cells. Raises
     UnknownNameError, ConfigError: no such field; fields that do not all end with the dims to keep.
@@ -242,7 +242,7 @@ def channels_of(
 def _picked(
     dims: Mapping[str, Sequence[str]], steps: Steps, steps_of: StepsOf
 ) -> dict[str, tuple[str, int, int | tuple[int, ...]]]:
-    """Return the rows of the steps that are wanted of each field that has several."""
+    """Return the rows of the wanted steps of each field that has several steps."""
     by_field = steps if isinstance(steps, Mapping) else {"*": steps}
     check_known("channels: steps of field", [name for name in by_field if name != "*"], dims)
     picked = {}
@@ -261,7 +261,7 @@ def _picked(
 
 
 def _common_end(dims: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the dims that all fields end with: two at most, none of time; one, where that numbers cells."""
+    """Return the trailing dims that all fields share: at most two, not the time; one if that dim numbers cells."""
     common: tuple[str, ...] = ()
     for each in zip(*(reversed(own) for own in dims), strict=False):
         if len(set(each)) > 1 or names_time(each[0]):

@@ -1,5 +1,5 @@
-"""Batches of samples: grids are stacked; meshes, clouds and graphs are united, as one sample without edges between its
-parts, and ``batch`` to tell them apart.
+"""Batch samples: stack grids; unite meshes, clouds and graphs as one sample without edges between its parts, with
+``batch`` to tell them apart.
 
 A rank's rows of the union are its rows of each sample, one after the other; so the union's global ids run rank by
 rank, and ghosts, sorted by them, come by owner, then by sample.
@@ -60,7 +60,7 @@ class _Rows:
         return self.tables[sample].to(ids.device)[ids]
 
     def join(self, values: Sequence[Tensor], dim: int) -> Tensor:
-        """Join local tensors of owned rows and ghosts to one of the union's."""
+        """Concatenate local tensors of owned rows and ghosts in the union's order."""
         pairs = list(zip(values, self.maps, strict=True))
         owned = [v.narrow(dim, 0, m.num_owned) for v, m in pairs]
         ghosts = torch.cat([v.narrow(dim, m.num_owned, m.num_ghost) for v, m in pairs], dim)
@@ -111,7 +111,7 @@ def unite(samples: Sequence[IrregularSample]) -> IrregularSample:
 
 
 def _joined_values(values: Sequence[object]) -> object:
-    """Join values of graphs as PyTorch Geometric does: along dim 0, numbers to a tensor, anything else to a list."""
+    """Join graph-level values as PyTorch Geometric does: tensors along dim 0, numbers to a tensor, others to a list."""
     tensors = [v for v in values if isinstance(v, Tensor)]
     if len(tensors) == len(values):
         return torch.cat([v.reshape(1) if v.ndim == 0 else v for v in tensors])
@@ -170,7 +170,7 @@ def _joined_ids(reads: Sequence[Callable[[str], IntArray]], entity: str) -> IntA
 
 
 def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Rows | None) -> Relation:
-    """Return the edges of one relation, of all samples, in the union's numbering; without ids, none are far."""
+    """Return one relation's edges of all samples in the union's numbering; without ids no edge is far."""
     source, name, target = relations[0].type
 
     def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -186,7 +186,7 @@ def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Ro
 
 
 def _cells(cells: Sequence[Cells | None], nodes: _Rows, far: _Rows | None = None) -> Cells | None:
-    """Join cells, ``far`` ones in the order of the union's ghosts."""
+    """Join cells; ``far`` cells follow the order of the union's ghosts."""
     parts = [c._replace(connectivity=nodes.new_ids(i, c.connectivity)) for i, c in enumerate(cells) if c is not None]
     if not parts:
         return None

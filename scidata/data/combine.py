@@ -1,4 +1,4 @@
-"""``subset``, ``concat`` and ``mix``: several data sets, or part of one, as one data set."""
+"""``subset``, ``concat`` and ``mix``: make one data set of several, or of part of one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def mix(
     *,
     num_samples: int | None = None,
 ) -> CombinedDataset[SampleT]:
-    """Return the samples of several data sets, to be taken in the given ratios.
+    """Return the samples of several data sets, drawn in the given ratios.
 
     The numbering is that of :func:`concat`. The ratios are for :class:`scidata.DistributedSampler`, which
     :class:`scidata.DataLoader` makes by itself: every stretch of its order has the ratios, as nearly as whole samples
@@ -158,7 +158,7 @@ def _lengths(where: str, datasets: Iterable[object]) -> list[int]:
 
 
 def as_combined(dataset: Any) -> Any:
-    """Return torch's ``Subset`` or ``ConcatDataset`` of such data sets as one of them, and others as they are."""
+    """Convert torch's ``Subset`` or ``ConcatDataset`` of such data sets; return other data sets unchanged."""
     if type(dataset) is Subset and _is_readable(inner := as_combined(dataset.dataset)):
         return subset(inner, dataset.indices)
     if type(dataset) is ConcatDataset:

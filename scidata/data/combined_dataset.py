@@ -1,4 +1,4 @@
-"""``CombinedDataset``: samples of other data sets in a numbering of its own."""
+"""``CombinedDataset``: renumbered samples of other data sets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SampleT = TypeVar("SampleT", bound=Sample[Any] | JoinedSample, covariant=True, d
 
 
 class CombinedDataset(ComposedDataset[SampleT]):
-    """Samples of other data sets in a numbering of its own. Made by :func:`subset`, :func:`concat`, :func:`mix`.
+    """Renumbered samples of other data sets. Made by :func:`subset`, :func:`concat`, :func:`mix`.
 
     Reads as its data sets do, and applies each one's own transform. ``sample.index`` is the number here.
 
@@ -137,7 +137,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
         return np.unique(every)
 
     def sample_keys(self, on: str) -> npt.NDArray[Any]:
-        """Return what each sample has of a name, ``(len(self),)``, as its data set says."""
+        """Return each sample's value of a key, ``(len(self),)``, from its data set."""
         return self._own(joined_keys([dataset.sample_keys(on) for dataset in self.datasets]))
 
     @property
@@ -148,7 +148,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides the samples: the data sets', and which samples of them, in which numbering."""
+        """Digest of the data sets, of the chosen samples and of their numbering."""
         content = {
             "datasets": [str(getattr(dataset, "fingerprint", "")) for dataset in self.datasets],
             "numbering": self.numbering(),
@@ -157,7 +157,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def numbering(self) -> list[str]:
-        """Return digests of which samples are taken from which data set, in which order."""
+        """Return digests of the chosen samples of each data set and of their order."""
         if self._chosen is not None:
             return [_digest(np.zeros(len(self), np.int64)), _digest(self._chosen)]
         if len(self) > MAX_LISTED:
@@ -168,7 +168,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
 
     @property
     def transform(self) -> Callable[[Any], object] | None:
-        """The data sets' own transforms; None where none has one."""
+        """The data sets' own transforms; None if no data set has one."""
         return None if all(dataset.transform is None for dataset in self.datasets) else self._transform
 
     def _transform(self, sample: Sample[Any]) -> object:
@@ -185,7 +185,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
         return self._own(np.concatenate([dataset.counts(entity) for dataset in self.datasets]))
 
     def _own(self, values: npt.NDArray[_T]) -> npt.NDArray[_T]:
-        """Return the values of these samples, from those of all samples of the data sets."""
+        """Select the values of these samples from those of all samples of the data sets."""
         return values if self._chosen is None else values[self._chosen]
 
     def blocks(self) -> IntArray:
@@ -252,7 +252,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
         return first.denormalise(sample)
 
     def _come_from(self, indices: Sequence[int] | None) -> list[Any]:
-        """Return the data sets that read some samples; None: any."""
+        """Return the data sets that some samples come from; None: any."""
         found = []
         for number, dataset in enumerate(self.datasets):
             own = None if indices is None else [at for part, at in map(self.locate, indices) if part == number]
@@ -270,7 +270,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
     def epoch_reader(
         self, epoch: tuple[object, ...] | None = None, *, empty: Empty = np.empty
     ) -> Callable[[int], object]:
-        """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead.
+        """Return :meth:`read_local` bound to the present epoch, for reading ahead.
 
         ``empty`` makes the arrays that are read into, of data sets whose samples differ in size.
         """
@@ -327,7 +327,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
 
 
 class BufferedCombined(CombinedDataset[SampleT]):
-    """Of grids whose local parts have the same shapes, so that they are read into the same buffers."""
+    """Combination of grids whose local parts have equal shapes and are read into the same buffers."""
 
     def buffer_specs(self) -> dict[str, BufferSpec]:
         """Return shape and dtype of this rank's part of each field."""
@@ -340,7 +340,7 @@ class BufferedCombined(CombinedDataset[SampleT]):
 
 
 def leaf_of(dataset: Any) -> Any:
-    """Return the first of the data sets that a combination is made of, which reads."""
+    """Return the first data set at the bottom of a combination, one that reads files."""
     while isinstance(dataset, CombinedDataset):
         dataset = dataset.datasets[0]
     return dataset
@@ -349,7 +349,7 @@ def leaf_of(dataset: Any) -> Any:
 def combined_dataset(
     datasets: Sequence[Any], chosen: IntArray | None = None, *, mixture: Mixture | None = None
 ) -> CombinedDataset[Any]:
-    """Combine data sets, or ``chosen`` samples of the only one; with common buffers where their shapes allow it."""
+    """Combine data sets, or ``chosen`` samples of a single one; share buffers if the shapes allow it."""
     sources = [DatasetAdapter(dataset) for dataset in datasets]
     for source in sources:
         if source.lacks("read_local", "assemble", "mesh"):

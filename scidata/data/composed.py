@@ -1,4 +1,4 @@
-"""``ComposedDataset``: common base of data sets that are made of others."""
+"""``ComposedDataset``: common base of data sets made of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scidata.errors import ConfigError
 
 
 class ComposedDataset(Dataset[SampleT], Generic[SampleT]):
-    """Data sets that were opened with the same mesh, and what is told to, or asked of, all of them."""
+    """Data sets opened with the same mesh, and calls that go to all of them."""
 
     def __init__(self, datasets: Mapping[Any, Any]) -> None:
         self._sources = tuple(map(DatasetAdapter, datasets.values()))
@@ -29,21 +29,21 @@ class ComposedDataset(Dataset[SampleT], Generic[SampleT]):
 
     @property
     def reads_alone(self) -> bool:
-        """Whether reads wait for no other machine and no other rank, of all data sets."""
+        """Whether reads of all data sets never wait for another machine or rank."""
         return all(source.reads_alone for source in self._sources)
 
     @property
     def static_nbytes(self) -> int:
-        """Bytes of the fields that all samples of a data set share, of all data sets."""
+        """Bytes of the static fields of all data sets."""
         return sum(source.static_nbytes for source in self._sources)
 
     @property
     def epoch(self) -> tuple[object, ...]:
-        """The data sets' epochs; None for one that has none."""
+        """The epochs of the data sets; None for a data set without one."""
         return tuple(source.epoch for source in self._sources)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the data sets that want to know; the same from 0 on every rank."""
+        """Set the epoch, counted from 0 and equal on every rank, of the data sets that have one."""
         for source in self._sources:
             source.set_epoch(epoch)
 

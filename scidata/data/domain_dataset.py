@@ -41,7 +41,7 @@ SampleInT = TypeVar("SampleInT", bound=Sample[Any])
 
 
 class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
-    """Samples of which this rank reads its part; each kind of data adds how a part is read and wrapped.
+    """Samples of which this rank reads its part; subclasses add how a kind of data is read and wrapped.
 
     Indexing never communicates, although all ranks of a domain are meant to index alike. Pickles as paths and options
     and reopens its files lazily. In a worker process, which has no process group, a sample is the part that
@@ -99,7 +99,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @property
     def rank(self) -> int:
-        """Place of this rank in its domain: the ``rank`` of :meth:`plan`."""
+        """Coordinates of this rank in its domain, the ``rank`` of :meth:`plan`."""
         return self._rank
 
     @property
@@ -109,17 +109,17 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of floating fields; None: as they are stored, or decoded."""
+        """The dtype of floating fields; None: as stored, or as decoded."""
         return self._dtype
 
     @property
     def detached(self) -> bool:
-        """Whether this is a copy in a worker process, without the mesh that the data set was opened with."""
+        """Whether this is a copy without a mesh in a worker process."""
         return self._detached
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides the samples: fields, shapes and steps; of stores also their values."""
+        """Digest of fields, shapes and steps; for stores also of values."""
         return self.reader.fingerprint()
 
     def dims(self, name: str) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return self.reader.dims(name)
 
     def sample_keys(self, on: str) -> npt.NDArray[Any]:
-        """Return the value that each sample has of a name, ``(len(self),)``: its time, say. Reads no fields.
+        """Return each sample's value of a key (its time, for example), ``(len(self),)``. Reads no fields.
 
         Of grids the label along a dimension that numbers samples, or another array on those dimensions alone, at the
         step 0 (where ``steps`` has none, at its first); of stores a value of the whole sample, or its ``"name"``; of
@@ -173,24 +173,24 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return self.reader.num_samples
 
     def steps_of(self, name: str) -> tuple[str | None, tuple[int, ...]]:
-        """Return the dim of steps, and those that samples have of a field: none of static ones, all of unknown ones."""
+        """Return the step dim and the steps of a field in each sample: none for static fields, all for unknown ones."""
         return self.reader.steps_of(name)
 
     def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
-        """Return where the steps of a sample, or one of them, come from: see :attr:`Sample.source`."""
+        """Return the source of each step of a sample: see :attr:`Sample.source`."""
         return self.reader.sources_of(index, step)
 
     def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
-        """Return the coordinates that all samples have, by dim: see :attr:`Sample.coords`. Only grids have some."""
+        """Return the coordinates shared by all samples, by dim: see :attr:`Sample.coords`. Grids only."""
         return {}
 
     def own_coords(self, index: int, step: int | None = None) -> dict[str, Array]:
-        """Return those of one sample, or of one of its steps, by dim."""
+        """Return the coordinates of one sample, or of one of its steps, by dim."""
         return {}
 
     @abstractmethod
     def attributes(self, name: str) -> dict[str, object]:
-        """Return the attributes that a field, or a coordinate, has in the source; none where there is no such array.
+        """Return the source's attributes of a field or coordinate; empty if there is no such array.
 
         Parameters
         ----------
@@ -206,11 +206,11 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @abstractmethod
     def _described(self) -> tuple[str, Mapping[str, object], Sequence[str], Sequence[Sequence[object]]]:
-        """Return the parts of a notebook's view: a title, facts by name, columns and rows of a table of fields."""
+        """Return title, facts by name, and columns and rows of the table of fields for a notebook."""
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
-        """Plan the reads of a rank of the domain for a sample; any rank, default this one.
+        """Plan the reads of one rank of the domain, default this one, for a sample.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         parts: bool = True,
         path: str | None = None,
     ) -> Any:
-        """Draw a field of one sample as it is stored, before transforms, and where the ranks' parts meet.
+        """Draw a field of one sample as stored, before transforms, with the borders between the ranks' parts.
 
         Reads the whole sample on the rank that calls it, without communication. Of a grid a plane is drawn; with
         cartopy installed, longitudes and latitudes as a map. Cells of flat meshes are filled; of solid ones the surface
@@ -285,7 +285,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @abstractmethod
     def assemble(self, local: Any, *, index: int | None = None) -> SampleT:
-        """Wrap this rank's part of a sample, as :meth:`read_local` gives it. No communication."""
+        """Wrap this rank's part of a sample, the result of :meth:`read_local`. No communication."""
 
     def __getitem__(self, index: int) -> SampleT:
         index = as_index(index)
@@ -296,11 +296,11 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return call_transform(self.transform, self.assemble(local, index=index % len(self)))
 
     def _of_worker(self, local: Any, index: int) -> Any:
-        """Return the item of a worker, which :meth:`assemble` wraps in the parent."""
+        """Return a worker's item, which :meth:`assemble` wraps in the parent process."""
         return local
 
     def _note(self, *indices: int) -> None:
-        """Have the ranks that share these samples find out, in their next collective, whether they have the same."""
+        """Note the sample, so that the next collective checks that the ranks of its domain have the same one."""
         if self._domain is not None:
             for index in indices:
                 note(f"sample {index} of {len(self)}", self._domain.get_all_groups())
@@ -311,7 +311,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     def normalise(
         self, stats: Statistics, *, fields: str | Sequence[str] | None = None, method: str = "mean_std"
     ) -> Self:
-        """Return a data set whose samples are ``(x - mean) / std``, in the dtype that they have.
+        """Return a data set whose samples are ``(x - mean) / std``, in the same dtypes.
 
         Values are normalised where they are read, halo and ghosts included, before ``local_transform`` and
         ``transform``. Decoded chunks that are kept, in memory or in ``cache_dir``, stay as they are and serve both.
@@ -367,7 +367,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         steps: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> Self:
-        """Return the same files, open once, with other fields or steps: what a forecast starts from, is given, becomes.
+        """Return a data set of the same open files with other fields or steps, such as the initial state, forcings or
+        targets of a forecast.
 
         Cut as this data set is, and normalised: all fields, or those that ``normalise`` was asked for. Its transforms
         are left behind. No file is opened.
@@ -406,7 +407,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return made.normalise(stats, fields=chosen, method=method)
 
     def _forget(self) -> None:
-        """Drop values that were kept without normalising."""
+        """Drop cached values that are not normalised."""
 
     @property
     def normalising(self) -> Mapping[str, Scale]:
@@ -440,7 +441,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return {name: scales[name].inverse(x, step_dim=dim) if name in scales else x for name, x in sample.items()}
 
     def _local_rows(self, name: str) -> Mapping[str, IntArray]:
-        """Return which of the whole field's rows this rank holds, halo included, along dims that are split."""
+        """Return the range of a field's rows that this rank holds, halo included, along each split dim."""
         return {}
 
     def _normalise_locally(self, arrays: Mapping[str, Array]) -> None:

@@ -1,4 +1,4 @@
-"""Facts that must be the same of a data set on all ranks that share its samples: arguments, sizes, values.
+"""Arguments, sizes and values of a data set that have to be equal on all ranks sharing its samples.
 
 The effect of arguments is compared, not how they were written: ``halo=1`` and ``halo={"lat": 1}`` may be the same.
 Paths, and how files are read (threads, caches), may differ.
@@ -32,7 +32,7 @@ _FIELDS, _READS, _BYTES = 4, 4, 512  # of a sample that are compared: fields, re
 
 
 def facts_of(dataset: object) -> dict[str, str]:
-    """Return the facts that must be the same of a data set, by name, from metadata; of values :func:`witness_of`."""
+    """Return by name the metadata that has to be equal on all ranks; for values see :func:`witness_of`."""
     facts: dict[str, object]
     if isinstance(dataset, CombinedDataset):
         facts = {"which samples": (len(dataset), *dataset.numbering())}
@@ -122,7 +122,7 @@ def _is_stored(dataset: IrregularDataset[Any]) -> bool:
 
 
 def witness_of(dataset: object, index: int) -> dict[str, str]:
-    """Return digests of some stored bytes of a sample, by field, the same on all ranks: a few small reads.
+    """Return digests of some stored bytes of a sample by field, equal on all ranks: a few small reads.
 
     So that ranks which have other files behind the same path find out. Nothing where no bytes can be told, and of
     stores, whose :func:`facts_of` have digests of all values. Of data that is cut sample by sample also its bounds.
@@ -170,7 +170,7 @@ def _ends(plan: ArrayPlan) -> bytes:
 
 
 def in_words(function: Callable[..., object] | None) -> str:
-    """Name a function, or another object that is called, so that two of them can be told apart, on other nodes too."""
+    """Name a callable so that two can be told apart on different nodes."""
     if function is None:
         return "None"
     own = getattr(function, "func", function)  # of a functools.partial
@@ -184,7 +184,7 @@ def in_words(function: Callable[..., object] | None) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text as it is, or the beginning of a long one and a digest of all of it."""
+    """Return a short text unchanged, and a long one as its beginning and a digest."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 

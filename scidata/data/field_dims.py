@@ -1,4 +1,4 @@
-"""Names of a made field's dims: those that its sizes leave no doubt of."""
+"""Dim names of derived fields, if their sizes determine them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Sized: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
 def dims_of_made(
     fields: Mapping[str, torch.Tensor], old: Mapping[str, _Sized], given: Mapping[str, Sequence[str]] | None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the dims of fields that are put beside, or in the places of, old ones.
+    """Return the dims of fields that are added to, or replace, existing ones.
 
     Those that are given; else those of the old field of that name, some of them left out perhaps, where sizes say
     which; else another field's of the same shape, or some of its; else ``dim_0``, ``dim_1``, …. Raises ConfigError,
@@ -47,7 +47,7 @@ def dims_of_made(
 
 
 def _left_of(old: Iterable[_Sized], shape: tuple[int, ...]) -> set[tuple[str, ...]]:
-    """Return the dims of old fields that have these sizes, some of them left out: all ways to do so."""
+    """Return all ways to drop dims of old fields so that these sizes are left."""
     found = set()
     for dims, sizes in old:
         for kept in itertools.combinations(range(len(dims)), len(shape)):

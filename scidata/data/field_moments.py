@@ -1,4 +1,4 @@
-"""The moments of a field, gathered in one pass over its rows: of its values, and of differences between steps."""
+"""Moments of a field's values, and of its differences between steps, gathered in one pass."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class FieldMoments(NamedTuple):
 
     @classmethod
     def empty(cls, num_cells: int) -> FieldMoments:
-        """Return moments of nothing."""
+        """Return moments of no data."""
         return cls(Moments(num_cells), Moments(num_cells))
 
     def merge(self, other: FieldMoments, cells: IntArray | None = None) -> None:
-        """Add the moments of other data, of the same cells or of some."""
+        """Add the moments of other data for the same cells or a subset."""
         for own, more in zip(self, other, strict=True):
             own.merge(more, cells)
 
     def state(self) -> list[State]:
-        """Return all of it as plain values."""
+        """Return all moments as plain values."""
         return [each.state() for each in self]
 
     @classmethod
     def of(cls, state: Iterable[State]) -> FieldMoments:
-        """Return the moments that :meth:`state` described."""
+        """Rebuild the moments from :meth:`state`."""
         return cls(*map(Moments.of, state))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stretch:
-    """Blocks ``[first, last)`` of a pass, and which statistics to gather of them. Pickles."""
+    """Blocks ``[first, last)`` of a pass, and the statistics to gather from them. Pickles."""
 
     rows: FieldPass
     by: Sequence[str]

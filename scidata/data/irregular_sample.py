@@ -109,17 +109,17 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def entities(self) -> tuple[str, ...]:
-        """The entities that it has: ``node`` or ``point``, ``cell``, ``edge``."""
+        """The entities: ``node`` or ``point``, ``cell``, ``edge``."""
         return tuple(self._topology.index_maps)
 
     @property
     def entity(self) -> str:
-        """The entity of rows, whose ids edges and cells hold: ``"node"``, ``"point"`` of clouds, or ``"cell"``."""
+        """The entity that ids of edges and cells refer to: ``"node"``, ``"point"`` for clouds, or ``"cell"``."""
         return self._topology.entity
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The domain's axis; None where samples are plain."""
+        """The domain's axis; None if samples are plain tensors."""
         return self._topology.device_mesh
 
     @property
@@ -159,7 +159,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def edge_index_with_ghosts(self) -> Tensor | None:
-        """The same, followed by the edges that end at ghosts less than ``halo`` hops away.
+        """Like :attr:`edge_index`, followed by the edges that end at ghosts less than ``halo`` hops away.
 
         With these, ``halo`` layers give the right result on owned nodes without exchange; see :meth:`call_on_parts`.
         A field of edges has them as the rows of ``with_ghosts(name)``.
@@ -169,7 +169,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def node_types(self) -> tuple[str, ...]:
-        """The node sets: one, :attr:`entity`, but for graphs between several."""
+        """The node sets: only :attr:`entity`, except for graphs between several sets."""
         return self._topology.node_sets
 
     @property
@@ -187,7 +187,8 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def edge_index_dict_with_ghosts(self) -> dict[EdgeType, Tensor]:
-        """The same, each followed by the edges that end at ghosts and that the layers of ``halo`` follow.
+        """Like :attr:`edge_index_dict`, each followed by the edges that end at ghosts and that the layers of ``halo``
+        use.
 
         The rows of ``with_ghosts(name)`` of a field of edges; see :meth:`call_on_parts`.
         """
@@ -195,12 +196,12 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def cells(self) -> Cells | None:
-        """The cells that this rank owns, None where there are none; all their nodes are owned or ghosts."""
+        """The cells that this rank owns, None if there are no cells; all their nodes are owned or ghosts."""
         return self._topology.cells
 
     @property
     def cells_with_ghosts(self) -> Cells | None:
-        """The same, followed by those of other ranks that have an owned node, with ``halo="cells"``.
+        """Like :attr:`cells`, followed by other ranks' cells with an owned node (``halo="cells"``).
 
         The rows of ``with_ghosts(name)`` of a field of cells, ``index_map("cell")`` has their numbers; each owned node
         has all of its cells here. All their nodes are owned or ghosts.
@@ -209,7 +210,7 @@ class IrregularSample(Sample[TensorT]):
         return own if own is None or far is None else Cells.joined([own, far])
 
     def shown_dims(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of each field's dims, its entity's in place of the source's."""
+        """Return the dim names of each field, with the entity in place of the source's dim."""
         shown = {}
         for name, dims in self.dims.items():
             place = self._places.get(name)
@@ -223,19 +224,19 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def held(self) -> Mapping[str, Tensor]:
-        """Local rows with ghosts of the fields that are as they were read with ``ghosts="disk"``."""
+        """Local rows with ghosts of the unchanged fields that were read with ``ghosts="disk"``."""
         return self._held
 
     @property
     def graph_values(self) -> Mapping[str, Any]:
-        """Values of the whole sample, such as a target of the graph: plain tensors, numbers and text.
+        """Graph-level values of the whole sample, such as targets: plain tensors, numbers and text.
 
         The same on every rank. A batch has tensors and numbers joined along dim 0, and lists of other values.
         """
         return self._graph_values
 
     def entity_of(self, name: str) -> str:
-        """Return the entity that a field has a row for each of.
+        """Return the entity that a field has one row for each of.
 
         Parameters
         ----------
@@ -272,7 +273,7 @@ class IrregularSample(Sample[TensorT]):
         return maps[entity]
 
     def original_id(self, entity: str) -> TensorT:
-        """Read the source's row of each owned row, a ShardTensor of ``(num_global,)`` int64, from the store.
+        """Read each owned row's row in the source, a ShardTensor of ``(num_global,)`` int64, from the store.
 
         Parameters
         ----------
@@ -330,7 +331,7 @@ class IrregularSample(Sample[TensorT]):
         return self._places[name]
 
     def _facts(self) -> dict[str, object]:
-        """Facts that a notebook shows: rows of each entity, owned, ghosts, and of all ranks."""
+        """Facts for notebooks: numbers of owned rows, ghosts and rows of all ranks by entity."""
         maps = self._topology.index_maps.items()
         return {
             rows_named(entity): f"{rows.num_owned} owned and {rows.num_ghost} ghosts here, {rows.num_global} in all"
@@ -340,7 +341,7 @@ class IrregularSample(Sample[TensorT]):
     # -- changed -------------------------------------------------------------------------------------------------
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device."""
+        """Return a sample whose fields were passed through ``Tensor.to``; edges and cells move to the same device."""
         device = torch.empty(0).to(*args, **kwargs).device
         given = (*args, *kwargs.values())
         if not any(isinstance(a, str | torch.device | Tensor) or type(a) is int for a in given):  # none names a device
@@ -368,7 +369,7 @@ class IrregularSample(Sample[TensorT]):
         return shard_rows(held.narrow(place.dim, 0, rows.num_owned), rows, place.dim, self._topology.device_mesh)
 
     def replace(self, fields: Mapping[str, Tensor], *, dims: Mapping[str, Sequence[str]] | None = None) -> Self:
-        """Return a sample with these fields besides, or instead of, the ones it has.
+        """Return a sample with these fields added or replaced.
 
         A new field lives where an old one of the same shape does, or one whose dim of rows it has; else on the entity
         that has as many rows as its dim 0.
@@ -413,7 +414,7 @@ class IrregularSample(Sample[TensorT]):
         return made
 
     def map_fields(self, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> Self:
-        """Return a sample of which some fields, ghosts included, went through functions of each value by itself."""
+        """Return a sample with elementwise functions applied to some fields, ghosts included."""
         held = {name: functions[name](x) if name in functions else x for name, x in self._held.items()}
         fields = {
             name: x if name not in functions else self._wrap(held[name], name) if name in held else functions[name](x)
@@ -511,7 +512,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def parts(self) -> LocalGraph | None:
-        """The graph that :meth:`call_on_parts` runs on; None where samples are plain."""
+        """The graph that :meth:`call_on_parts` runs on; None if samples are plain tensors."""
         topology = self._topology
         if not topology.relations:
             raise ConfigError("the sample has no edges, along which ghosts would be hops away; use to_pyg() as it is")

@@ -1,4 +1,4 @@
-"""``join``: which samples of several data sets belong together, and one data set of them."""
+"""``join``: match the samples of several data sets, and make one data set of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def join(
     at: Mapping[str, Duration] | None = None,
     transform: Callable[[JoinedSample], object] | None = None,
 ) -> JoinedDataset:
-    """Return the samples of several data sets that have the same key, such as a time, together: a sample of each.
+    """Join samples of several data sets with the same key, such as a time: each result holds one sample of each.
 
     Keys are read from metadata, the same on every rank. The order is that of the first data set. Data sets may differ
     in kind, steps, resolution and the axes that they are split over; not in the mesh.

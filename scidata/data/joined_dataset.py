@@ -1,4 +1,4 @@
-"""``JoinedDataset``: samples of several data sets that have the same key, such as a time, as one data set."""
+"""``JoinedDataset``: samples of several data sets with the same key, such as a time, as one data set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COARSE_BLOCKS = 8  # of a stretch: so a chunk that reaches over its end is deco
 
 
 class JoinedDataset(ComposedDataset[JoinedSample]):
-    """Samples of several data sets, those of one key together. Made by :func:`join`.
+    """Samples of several data sets, joined by key. Made by :func:`join`.
 
     Each data set reads as it does by itself, with its own cut, pool, cache and transform; the loader reads all of a
     sample together. Blocks of ``shuffle="blocks"`` are of samples that share chunks in all of them.
@@ -78,7 +78,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return f"JoinedDataset({len(self)} samples {self._said} of {parts})"
 
     def explain(self) -> str:
-        """Return how the data sets were joined, how many samples of each are left out, and the first of them.
+        """Describe how the data sets were joined, how many samples of each are left out, and the first of these.
 
         Examples
         --------
@@ -97,7 +97,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides the samples: the data sets', and which samples of them belong together."""
+        """Digest of the data sets and of the matched samples."""
         lacks = {name: np.flatnonzero(own).tolist() for name, own in self._lacks.items()}
         content = [[name, part.fingerprint, lacks.get(name)] for name, part in self._parts.items()]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -128,12 +128,12 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return index % len(self)
 
     def at(self, index: int) -> dict[str, CombinedDataset[Any]]:
-        """Return the parts that a sample has, by name; its number is the same in each."""
+        """Return the parts of a sample by name, each with the sample's number."""
         return {name: part for name, part in self._parts.items() if not self._is_lacking(name, index)}
 
     @property
     def parts(self) -> dict[str, CombinedDataset[Any]]:
-        """By name, the samples of each data set that are in the join, in its order, without those that are lacking."""
+        """By name, each data set's samples in the join, in the join's order, without missing ones."""
         return {
             name: combined_dataset([part], np.flatnonzero(~self._lacks[name])) if name in self._lacks else part
             for name, part in self._parts.items()
@@ -234,7 +234,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
 
     @property
     def transform(self) -> Callable[[JoinedSample], object] | None:
-        """The parts' own transforms, and that of the join after them; None where there is none."""
+        """The parts' own transforms, followed by the join's; None if there is none."""
         nothing = self.own_transform is None and all(part.transform is None for part in self._parts.values())
         return None if nothing else self._transform
 
@@ -246,7 +246,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return call_transform(self.own_transform, sample.replace(parts))
 
     def _of_sample(self, name: str, index: int) -> Any:
-        """Return the data set that knows a part of a sample: of one that lacks it, that which makes empty clouds."""
+        """Return the data set that provides a part of a sample; for a missing part, the one that makes empty clouds."""
         part = self._parts[name]
         return leaf_of(part) if self._is_lacking(name, index) else part
 
@@ -260,7 +260,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
     def epoch_reader(
         self, epoch: tuple[object, ...] | None = None, *, empty: Empty = np.empty
     ) -> Callable[[int], JoinedPart]:
-        """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead."""
+        """Return :meth:`read_local` bound to the present epoch, for reading ahead."""
         epochs = self.epoch if epoch is None else epoch
         reads = {name: _reader(source, own, empty) for (name, source), own in zip(self._named(), epochs, strict=True)}
 
@@ -320,12 +320,12 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return call_transform(self.own_transform, JoinedSample(parts, key=self.keys[index], index=index))
 
     def _of_worker(self, index: int) -> object:
-        """Return the item of a worker, which :meth:`assemble` wraps in the parent."""
+        """Return a worker's item, which :meth:`assemble` wraps in the parent process."""
         return self.read_local(index)
 
 
 class BufferedJoined(JoinedDataset):
-    """Of grids alone, which are read into buffers: those of all parts, by ``"part/field"``."""
+    """Join of grids only, read into the buffers of all parts, by ``"part/field"``."""
 
     def buffer_specs(self) -> dict[str, BufferSpec]:
         """Return shape and dtype of this rank's part of each field."""
@@ -351,7 +351,7 @@ class BufferedJoined(JoinedDataset):
 
 
 def _reader(source: DatasetAdapter, epoch: object, empty: Empty) -> Callable[[int], tuple[Any, ReadStats]]:
-    """Return a function that reads this rank's part of a sample, into arrays that ``empty`` makes."""
+    """Return a function that reads this rank's part of a sample into arrays allocated by ``empty``."""
     if source.has_buffers:
         specs, into = source.dataset.buffer_specs(), source.filler(epoch)
 
@@ -370,5 +370,5 @@ def _reader(source: DatasetAdapter, epoch: object, empty: Empty) -> Callable[[in
 
 
 def _counts_of(stats: object) -> ReadStats:
-    """Return what a read says of itself, where it is one of ours."""
+    """Return the counters of a read, if it is scidata's."""
     return stats if isinstance(stats, ReadStats) else NO_READ

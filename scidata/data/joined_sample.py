@@ -1,4 +1,4 @@
-"""Samples of several data sets with one key, and the parts of them that a rank reads."""
+"""Joined samples of several data sets, and the parts of them that a rank reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scidata.read.context import NO_READ, ReadStats
 
 
 class JoinedSample(Mapping[str, Any]):
-    """A sample, or a batch, of each data set of a :class:`JoinedDataset`, by the data set's name.
+    """One sample, or batch, of each data set of a :class:`JoinedDataset`, by name.
 
     Attributes
     ----------
@@ -53,11 +53,11 @@ class JoinedSample(Mapping[str, Any]):
 
     @property
     def source(self) -> tuple[SampleSource, ...]:
-        """Where the values come from, of one part after another: see :attr:`Sample.source`."""
+        """Sources of the values, part by part: see :attr:`Sample.source`."""
         return tuple([source for part in self.values() for source in getattr(part, "source", ())])
 
     def replace(self, parts: Mapping[str, object]) -> Self:
-        """Return a sample with these parts besides, or instead of, those that it has.
+        """Return a sample with these parts added or replaced.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class JoinedSample(Mapping[str, Any]):
         return type(self)({**self._parts, **parts}, key=self.key, index=self.index)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return a sample whose parts went through their ``to`` with these arguments."""
+        """Return a sample with ``to`` called on each part with these arguments."""
         return self.replace({n: x.to(*args, **kwargs) if hasattr(x, "to") else x for n, x in self.items()})
 
     def seed_generator(self, seed: int, epoch: int) -> None:
@@ -102,7 +102,7 @@ def by_part(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[s
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JoinedPart:
-    """What one rank read of the samples of all data sets: by name, in the form that each data set assembles."""
+    """One rank's part of the samples of all data sets, by name, as each data set assembles it."""
 
     index: int
     parts: Mapping[str, Any]
@@ -115,11 +115,11 @@ class JoinedPart:
         return flat({name: getattr(part, "fields", part) for name, part in self.parts.items()})
 
     def arrays(self) -> dict[str, AnyArray]:
-        """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
+        """Return all arrays that become tensors, by the names that :meth:`with_arrays` takes."""
         return flat({name: _arrays_of(part) for name, part in self.parts.items()})
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> JoinedPart:
-        """Return the same part with others, tensors say, in the places of :meth:`arrays`."""
+        """Return the part with :meth:`arrays` replaced, by tensors for example."""
         own, parts = by_part(arrays, list(self.parts)), dict(self.parts)
         for name, part in self.parts.items():
             if isinstance(part, Mapping):

@@ -1,4 +1,4 @@
-"""Keys of samples: times, numbers or texts, and which samples of several data sets have the same. Pure arithmetic."""
+"""Sample keys (times, numbers or texts) and how samples of several data sets match by them. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALIKE = {"standard", "proleptic_gregorian"}
 
 
 def as_keys(values: npt.ArrayLike) -> Keys:
-    """Return times as ``datetime64[ns]`` where that reaches them, lengths of time as ``timedelta64[ns]``; text as str.
+    """Convert times to ``datetime64[ns]`` if they are in its range, durations to ``timedelta64[ns]``, text to str.
 
     Other times stay as they are: ``datetime64`` of coarser units, objects of cftime.
     """
@@ -44,7 +44,7 @@ def as_keys(values: npt.ArrayLike) -> Keys:
 
 
 def joined_keys(parts: Sequence[Keys]) -> Keys:
-    """Return keys one after the other; of data sets that have no common kind of key, an error."""
+    """Concatenate keys; raise if the data sets' keys have no common kind."""
     kinds = {_kind(part): part for part in parts if len(part)}
     if len(kinds) > 1:
         raise ConfigError(f"keys of data sets are {' and '.join(sorted(kinds))}, which do not compare")
@@ -65,14 +65,14 @@ def _calendar(keys: Keys) -> str:
 
 
 class _Scale(NamedTuple):
-    """Keys as numbers (times in units of so many nanoseconds), or as texts; by data set."""
+    """Keys of all data sets as numbers (times in multiples of some nanoseconds) or as texts."""
 
     values: dict[str, Keys]
     unit: int | None
     is_text: bool
 
     def length(self, name: str, value: object) -> Any:
-        """Return an offset or a tolerance in the same unit."""
+        """Convert an offset or a tolerance to the keys' unit."""
         if self.is_text:
             raise ConfigError(f"{name}={value!r}: keys are texts, between which there is no distance; leave it out")
         if self.unit is not None:
@@ -83,7 +83,7 @@ class _Scale(NamedTuple):
 
 
 def _comparable(keys: Mapping[str, Keys]) -> _Scale:
-    """Return keys of all data sets in one form.
+    """Convert the keys of all data sets to one form.
 
     Raises ConfigError: times, numbers and texts do not compare, nor do times of calendars that have other days.
     """
@@ -102,7 +102,7 @@ def _comparable(keys: Mapping[str, Keys]) -> _Scale:
 
 
 def _microseconds(keys: Mapping[str, Keys]) -> dict[str, Keys]:
-    """Return times as µs since 1970, ``(num,)`` int64, each in its own calendar, all of which have the same days."""
+    """Return times as µs since 1970, ``(num,)`` int64; all calendars must have the same days."""
     calendars = {name: _calendar(own) if own.dtype.kind == "O" else "proleptic_gregorian" for name, own in keys.items()}
     found = {}
     for name, own in keys.items():
@@ -199,7 +199,7 @@ def _is_none(keys: Keys) -> BoolArray:
 
 
 def _moved(keys: Keys, offset: object) -> Keys:
-    """Return the first data set's keys without its offset."""
+    """Subtract its offset from the first data set's keys."""
     if offset is None:
         return keys
     if keys.dtype.kind not in "MmO":
@@ -211,7 +211,7 @@ def _moved(keys: Keys, offset: object) -> Keys:
 
 
 def _left_out(name: str, keys: Keys, known: BoolArray, rows: IntArray) -> str:
-    """Say how many samples of a data set are left out, and the key of the first."""
+    """Describe how many samples of a data set are left out, and the key of the first."""
     unused = np.ones(len(keys), np.bool_)
     unused[rows[rows >= 0]] = False
     num = int(unused.sum())
@@ -223,7 +223,7 @@ def _left_out(name: str, keys: Keys, known: BoolArray, rows: IntArray) -> str:
 
 
 def _lacking(name: str, keys: Keys, lacks: BoolArray) -> str:
-    """Say how many keys of the first data set another lacks, and the first of them."""
+    """Describe how many keys of the first data set another lacks, and the first of them."""
     num = int(lacks.sum())
     some = "the key" if num == 1 else f"{num} keys, the first"
     return f"no sample of {name!r} for {some} {label_text(keys[lacks][0])}" if num else ""

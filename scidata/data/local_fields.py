@@ -1,4 +1,4 @@
-"""This rank's part of a sample where it is read: items of torch's worker processes, and a user's function of it."""
+"""This rank's part of a sample at reading: items of torch's worker processes, and the user's local function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INDEX = "#index"  # which torch's collate function stacks as it does the fields
 
 
 class LocalFields(dict[str, torch.Tensor]):
-    """This rank's part of the fields of a sample, halo included, or of a batch, which ``ds.assemble(part)`` wraps.
+    """This rank's part of the fields of a sample or batch, halo included, which ``ds.assemble(part)`` wraps.
 
     Outside of workers a field cannot be taken from it by name where the domain has several ranks: parts differ in shape
     from rank to rank, and none of them is the field. ``items()`` gives all that is there.
@@ -27,14 +27,14 @@ class LocalFields(dict[str, torch.Tensor]):
 
     @classmethod
     def of(cls, fields: Mapping[str, torch.Tensor], index: int, *, is_whole: bool) -> LocalFields:
-        """Make one of a sample; ``is_whole`` where one rank holds all of it."""
+        """Make the part of a sample; ``is_whole`` if one rank holds all of it."""
         made = cls(fields)
         made.number(index)
         made.is_whole = is_whole
         return made
 
     def number(self, index: int | list[int]) -> None:
-        """Say which sample it is of."""
+        """Set the sample's number."""
         self[_INDEX] = torch.tensor(index)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -46,17 +46,17 @@ class LocalFields(dict[str, torch.Tensor]):
         return super().__getitem__(name)
 
     def fields(self) -> dict[str, torch.Tensor]:
-        """Return the fields alone."""
+        """Return the fields only."""
         return {name: tensor for name, tensor in self.items() if name != _INDEX}
 
     @property
     def index(self) -> int | list[int]:
-        """The sample's number, or those of a batch."""
+        """The sample's number, or the numbers of a batch."""
         return dict.__getitem__(self, _INDEX).tolist()
 
 
 def stacked(parts: Sequence[LocalFields]) -> LocalFields:
-    """Return the part of a batch."""
+    """Stack parts of samples to the part of a batch."""
     made = LocalFields({name: torch.stack([dict(part)[name] for part in parts]) for name in parts[0]})
     made.is_whole = parts[0].is_whole
     return made
@@ -67,7 +67,7 @@ LocalTransform: TypeAlias = Callable[[dict[str, torch.Tensor]], Mapping[str, tor
 
 
 def apply_locally(transform: LocalTransform | None, arrays: Mapping[str, Array]) -> None:
-    """Change the arrays as the function says."""
+    """Apply the user's function to the arrays."""
     if transform is None:
         return
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}

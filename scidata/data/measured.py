@@ -1,4 +1,4 @@
-"""What ranks' parts of stored samples took, from which the parts of the next epoch, or run, are cut.
+"""Measured times of the ranks' parts of stored samples, used to cut the parts of the next epoch or run.
 
 Of each stored sample there are the bounds that it was cut by and the seconds of each part. Between two bounds the cost
 counts as even, so that any number of ranks cuts the same prefix sum of it, and so does a run that goes on elsewhere.
@@ -34,7 +34,7 @@ _ALIKE = "it is collective: all ranks call it, at the same places"
 
 @functools.cache
 def name_ranks_alone() -> None:
-    """Have collectives that run out of time say which rank waits in a rebalance, to which others do not come."""
+    """Make collective timeouts name the rank that waits in a rebalance without the others."""
     groups.add_explainer(_reason)
 
 
@@ -44,7 +44,7 @@ def _reason() -> RankFailedError | None:
 
 
 def check_seconds(seconds: object) -> float:
-    """Return seconds as a number; raise ConfigError where they are none, negative or not finite."""
+    """Return seconds as a number; raise ConfigError if they are no finite number >= 0."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number) or not 0 <= seconds < math.inf:
         raise ConfigError(f"measure: seconds={seconds!r}: expected a number from 0 on, what this rank's own work took")
     return float(seconds)
@@ -53,7 +53,7 @@ def check_seconds(seconds: object) -> float:
 def shares(
     reader: StoreReader, rank: int, index: int | list[int] | None, seconds: float, bounds: IntArray | None
 ) -> dict[int, float]:
-    """Return the seconds of each stored sample of a batch, by the rows that a rank owns of it.
+    """Split seconds over the stored samples of a batch by the rows that a rank owns of each.
 
     None where it has other ``bounds`` than the reader's: of what was read before a rebalance the costs would mislead.
     """
@@ -73,7 +73,7 @@ def shares(
 def gathered(
     measured: Mapping[int, float], mesh: DeviceMesh | None, rank: int, num_parts: int, when: str
 ) -> dict[int, list[float]]:
-    """Return the seconds of all parts of each stored sample of which all were measured. Collective over the mesh.
+    """Return the seconds of all parts of each stored sample whose parts were all measured. Collective over the mesh.
 
     Where several data-parallel ranks measured a part, its mean. ``when`` is the same on all ranks, or ConfigError.
     """
@@ -96,7 +96,7 @@ def gathered(
 
 
 def from_all(records: list[_T], mesh: DeviceMesh | None) -> list[_T]:
-    """Return the records of all ranks, those of equal parts too. Collective over the mesh."""
+    """Gather the records of all ranks, also of ranks with equal parts. Collective over the mesh."""
     for axis in range(0 if mesh is None else mesh.ndim):
         assert mesh is not None
         found: list[Any] = [None] * mesh.size(axis)
@@ -106,13 +106,13 @@ def from_all(records: list[_T], mesh: DeviceMesh | None) -> list[_T]:
 
 
 def costs_to_json(costs: Mapping[int, PartCosts]) -> dict[str, Any]:
-    """Return costs as plain values, as JSON has them."""
+    """Convert costs to JSON values."""
     samples = {str(n): {"bounds": list(each.bounds), "seconds": list(each.seconds)} for n, each in costs.items()}
     return {"version": _VERSION, "samples": samples}
 
 
 def costs_from_json(found: Any, sizes: Sequence[int]) -> dict[int, PartCosts]:
-    """Return costs that were saved, of a store whose samples have so many rows, or raise ConfigError."""
+    """Read saved costs of a store whose samples have these numbers of rows; raise ConfigError if they do not fit."""
     if (
         not isinstance(found, Mapping)
         or found.get("version") != _VERSION

@@ -19,14 +19,14 @@ _SHARE = 8  # of the memory that is available, one part in 8 is for decoded rows
 
 
 def memory_share(num_ranks: int | None = None) -> int:
-    """Return how many bytes of decoded rows one of ``num_ranks`` keeps by default: its part of 1/8 of free memory."""
+    """Return the default bytes of decoded rows for one of ``num_ranks`` ranks: its part of 1/8 of free memory."""
     if num_ranks is None:
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
     return available_memory() // _SHARE // ranks_per_node(os.environ, num_ranks)
 
 
 def node_ranks(mesh: DeviceMesh | None, axes: Sequence[str], dp: str | None = None) -> NodeRanks | None:
-    """Return the ranks of this one's domain that share its node; None where there is no other.
+    """Return the ranks of this rank's domain on its node; None if there is no other.
 
     Also those that read the same part, along an axis that shares members for one; not those of other parallelism.
     """

@@ -1,4 +1,4 @@
-"""``open_dataset``: recognises a path, and chooses the reader and data set that serve it."""
+"""``open_dataset``: recognise a path, and choose its reader and data set."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class XarrayObject(Protocol):
-    """A ``Dataset`` or ``DataArray`` of xarray, which need not be installed."""
+    """An xarray ``Dataset`` or ``DataArray``; xarray need not be installed."""
 
     encoding: Any
 
@@ -59,7 +59,7 @@ Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | X
 
 
 class Options(TypedDict, total=False):
-    """The arguments of :func:`scidata.open_dataset` that do not decide its result's type, for its overloads."""
+    """The arguments of :func:`scidata.open_dataset` that do not affect its result type, for its overloads."""
 
     fields: Sequence[str] | str | None
     sample_dim: SampleDim
@@ -432,7 +432,7 @@ def open_dataset(
 def _of_xarray(
     lazy: Lazy, fields: Sequence[str] | str | None, isel: Crop | None, decode: bool | str
 ) -> tuple[str, Sequence[str] | str, Crop, bool | str]:
-    """Return path, fields, isel and decode for an object of xarray, with the user's arguments beside it."""
+    """Return path, fields, isel and decode of an xarray object, merged with the user's arguments."""
     if isel and lazy.isel:
         raise ConfigError(
             f"isel={isel!r}: the object of xarray is cropped already, of {', '.join(lazy.isel)}; do it once"

@@ -1,4 +1,4 @@
-"""One rank asks object stores for metadata, and all take its answers."""
+"""Let one rank fetch metadata from object stores for all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scidata.sources.access.filesystems import current
 @checked_keywords
 @contextmanager
 def open_together(group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Let one rank ask object stores for metadata, and the others take its answers. Collective.
+    """Let one rank fetch metadata from object stores and share the answers with the others. Collective.
 
     Otherwise each rank asks for itself. The first rank of the group opens the data and sends the answers that it got,
     1,024 at most; the others open the same with these, and ask for what is not among them. Local files are opened as

@@ -1,4 +1,4 @@
-"""Opens data of each kind, once :func:`scidata.open_dataset` knows which it is: a reader, and a data set around it."""
+"""Open data of each kind known to :func:`scidata.open_dataset`: make a reader and the data set around it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32
 
 
 class Wrapping(TypedDict):
-    """Conversions that a data set makes of the values that its reader reads."""
+    """Conversions that a data set applies to the values of its reader."""
 
     dtype: torch.dtype | None
     transform: Callable[[Any], Any] | None
@@ -40,7 +40,7 @@ class Wrapping(TypedDict):
 
 
 def check_wrapping(wrapping: Wrapping) -> None:
-    """Refuse functions that are none, and dtypes that are not floating."""
+    """Check that functions are callable and dtypes floating."""
     check_function("transform", wrapping["transform"])
     check_function("local_transform", wrapping["local_transform"])
     dtype = wrapping["dtype"]
@@ -51,12 +51,12 @@ def check_wrapping(wrapping: Wrapping) -> None:
 
 
 def numpy_dtype(dtype: torch.dtype | None) -> npt.DTypeLike | None:
-    """Return the NumPy dtype in which floating fields are read; None keeps theirs."""
+    """Return the NumPy dtype for floating fields; None keeps the stored one."""
     return None if dtype is None else _READ_AS[dtype]
 
 
 def cut_of(like: Any) -> GridCut | None:
-    """Return the cut of a grid that points follow: of a data set, or by the ends of parts along coordinates."""
+    """Return the grid cut that points follow: that of a data set, or one given by bounds along coordinates."""
     if like is None:
         return None
     if isinstance(like, Mapping):
@@ -123,7 +123,7 @@ def open_grid(
     dp: str,
     **wrapping: Unpack[Wrapping],
 ) -> ShardedDataset[Any]:
-    """Open a grid; ``first`` is its first file, where that is open already."""
+    """Open a grid; ``first`` is its first file, if already open."""
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.node import memory_share, node_ranks
     from scidata.grids.reader import GridReader
@@ -149,7 +149,7 @@ def open_grid(
 
 
 def _remarks(reader: GridReader, *, has_mesh: bool) -> Iterator[str]:
-    """Warn of things that a user may not expect: fields that are left out, a wrap without halo, gaps in time."""
+    """Warn about surprises: fields left out, periodic dims without halo, gaps in time."""
     from scidata.grids.choices import left_out_text
 
     choice, partition, where = reader.choice, reader.cut, reader.paths[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -174,6 +174,8 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return (None,)
     if (getattr(func, "__module__", None) or "torch").split(".")[0] not in _CALLED:
         return ()
+    if func is F.pad and tensors[0].ndim < 4 and _pads_constants(args, kwargs):
+        return (None,)
     if any(memory is UNKNOWN for memory in memories) or (memories and func in _UNSURE):
         return ()
     if func in _NEVER and not _is_of_last_two(func, args, kwargs):
@@ -207,6 +209,12 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         results = result if isinstance(result, tuple | list) else [result]
         return tuple(memory_of(x) if isinstance(x, Tensor) else UNKNOWN for x in results)
     return ()
+
+
+def _pads_constants(args: _Args, kwargs: _Kwargs) -> bool:
+    """Whether rows of constants come to a tensor, which is then in new memory: with channels last from four dims on."""
+    given: dict[str, Any] = dict(zip(("input", "pad", "mode"), args, strict=False)) | kwargs
+    return given.get("mode", "constant") == "constant" and any(num > 0 for num in given["pad"])
 
 
 def _has_ties(x: Tensor) -> bool:

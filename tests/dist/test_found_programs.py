@@ -41,6 +41,18 @@ FOUND = {
         ],
         0,
     ),
+    "rows named by ids on shards beside plain numbers, padded, and seen as numbers of another width": (
+        (3,),
+        [given("x0", (6, 3, 4), (0, (4, 0, 2)), grad=True)],
+        [
+            "v0 = (x0.detach()[:, 0, 0].abs() * 3).long().clamp(max=5)",
+            "v1 = x0[v0[:, None], torch.tensor([2, 0])]",
+            "v2 = x0.detach()[:, torch.tensor([[2], [0]]), v0 % 4]",
+            "v3 = torch.nn.functional.pad(v1[:, 0, :3], (1, 0)).detach().view(torch.int16)",
+            "total(v1).backward()",
+        ],
+        0,
+    ),
     "a median is written to": (
         (2, 2),
         [given("x0", (2, 1, 3), (2, (1, 2)), (1, (1, 0)), grad=True)],

@@ -63,6 +63,7 @@ RIGHT = [
     lambda x: x.view(2, 7, 6, 1),
     lambda x: x.view(2, 1, 7, 1, 6),
     lambda x: x.view((2, 42)),
+    lambda x: [x.view(torch.int16), x.view(torch.complex128)],
     lambda x: x.view(np.int64(2), torch.tensor(42)),
     lambda x: x.flatten(1),
     lambda x: x.flatten(1).unflatten(1, (7, 6)),
@@ -104,7 +105,7 @@ RIGHT = [
 ]
 #: Functions of a (2, 7, 6) tensor sharded on dim 1 that have to raise.
 REFUSED = [
-    lambda x: x.view(torch.float16),
+    lambda x: x.mT.view(torch.float16),
     lambda x: x.as_strided((2, 2), (1, 1), 1),
     lambda x: x.data_ptr(),
     lambda x: x.__dlpack__(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,6 +177,7 @@ def _words(error: Exception) -> str:
 
 def _seed(seed: int) -> None:
     torch.manual_seed(seed)
+    random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - what models draw from it is theirs
 
 

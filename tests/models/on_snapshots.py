@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partialmethod
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from itertools import chain, pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,6 +33,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, attn_bias: Any = None, **_: Any) 
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=attn_bias).transpose(1, 2)
 
 
+def attention_of_runs(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Any, dropout_p: float = 0.0, **__: Any
+) -> Tensor:
+    """Attend within runs of rows that end where ``ends`` says, each by itself."""
+    bounds = ends.tolist()
+    runs = [[x[i:j][None] for x in (q, k, v)] for i, j in pairwise(bounds)]
+    return torch.cat([attention(*run)[0] for run in runs])
+
+
 #: What snapshots import and may be absent, by its first name or whole, and what models need of it.
 ABSENT: dict[str, dict[str, Any]] = {
     name: {}
@@ -46,9 +56,26 @@ ABSENT: dict[str, dict[str, Any]] = {
         "fasteners",
         "nnja_ai",
         "anemoi.datasets",
+        "cv2",
+        "imageio",
+        "skimage",
+        "lpips",
+        "fvcore",
+        "nni",
+        "hickle",
+        "numpy.lib.arraypad",
+        "tbparse",
+        "vesin",
+        "cartopy",
+        "mllam_data_prep",
+        "mlflow",
+        "parse",
     ]
 } | {
     "nn_module.fourier_neural_operator": {},
+    "flash_attn": {"flash_attn_func": attention, "flash_attn_varlen_func": attention_of_runs},
+    "weathergen.common": {},
+    "weathergen.common.config": {},
     "xformers.ops": {"memory_efficient_attention": attention, "unbind": torch.unbind},
 }
 
@@ -68,18 +95,22 @@ class StandIns(MetaPathFinder, Loader):
 sys.meta_path.append(StandIns())  # last, so that what is installed is found before
 
 
-def of(repository: str, module: str, *, bare: bool = False) -> Any:
-    """Import a module of a snapshot, alone: several have a "models" and a "utils". Bare: without its packages' own code."""
+def of(repository: str, module: str, *, bare: Sequence[str] = ()) -> Any:
+    """Import a module of a snapshot, alone: several have a "models" and a "utils". ``bare`` packages run no code of theirs."""
     root = FOLDER / repository
+    where = {}  # of all before any is taken out, as those without a file look for the ones that they are in
     for name, each in list(sys.modules.items()):
-        file = getattr(each, "__file__", None) or ""
-        if file.startswith(f"{FOLDER}/") and not file.startswith(f"{root}/"):
+        file = getattr(each, "__file__", None)
+        where[name] = [file] if file else [str(x) for x in getattr(each, "__path__", [])]
+    for name, places in where.items():
+        if places and all(x.startswith(f"{FOLDER}/") and not x.startswith(f"{root}/") for x in places):
             del sys.modules[name]
     sys.path[:] = [str(root), *(x for x in sys.path if not x.startswith(f"{FOLDER}/"))]
-    package = module.partition(".")[0]
-    if bare and package not in sys.modules:
-        sys.modules[package] = ModuleType(package)
-        sys.modules[package].__path__, sys.modules[package].__file__ = [str(root / package)], str(root / package)
+    for package in bare:
+        if package not in sys.modules:
+            sys.modules[package] = ModuleType(package)
+            folder = str(root / package.replace(".", "/"))
+            sys.modules[package].__path__, sys.modules[package].__file__ = [folder], folder
     return import_module(module)
 
 
@@ -95,8 +126,11 @@ def case(build: Callable[[], nn.Module], cut: Mapping[str, Any], call: Any = Non
 
 
 def cases() -> dict[str, Case]:
+    from tests.models import on_snapshots_of_fields, on_snapshots_of_points
+
     found: dict[str, Case] = {}
-    for repository, make in REPOSITORIES.items():
+    more = (on_snapshots_of_fields.REPOSITORIES, on_snapshots_of_points.REPOSITORIES)
+    for repository, make in chain(REPOSITORIES.items(), *(x.items() for x in more)):
         if (FOLDER / repository).is_dir():
             found |= {f"{repository.partition('+')[2]} {name}": each for name, each in make().items()}
     return found
@@ -339,14 +373,22 @@ def edges(num_nodes: int, num_edges: int) -> torch.Tensor:
     return torch.stack([src[order], dst[order]])
 
 
+REGISTERED: dict[str, set[str]] = {}  # with GraphGym, before any snapshot
+
+
+def forget_layers() -> None:
+    """Forget what another snapshot has registered with GraphGym."""
+    register = vars(import_module("torch_geometric.graphgym.register"))
+    for name, known in ((name, x) for name, x in register.items() if name.endswith("_dict")):
+        for key in known.keys() - REGISTERED.setdefault(name, set(known)):
+            del known[key]
+
+
 def graph_transformers(repository: str, module: str, layer: str, *args: Any, **how: Any) -> dict[str, Case]:
     """Layers of a ``Data`` that they write to, with edges drawn at random."""
 
     def build() -> nn.Module:
-        register = import_module("torch_geometric.graphgym.register")
-        for known in (x for name, x in vars(register).items() if name.endswith("_dict")):
-            for key in [key for key, x in known.items() if not getattr(x, "__module__", "torch").startswith("torch")]:
-                del known[key]  # another snapshot's
+        forget_layers()
         return nn.ModuleList(getattr(of(repository, module), layer)(8, 8, 2, *args, **how) for _ in range(2))
 
     def call(model: nn.Module, x: Tensor, edge_attr: Tensor, edge_index: Any) -> Any:
@@ -383,7 +425,9 @@ def pde_transformer() -> dict[str, Case]:
 
     def net(module: str, name: str, *args: Any, **how: Any) -> Case:
         def build() -> nn.Module:
-            mixed = of("tum-pbs+pde-transformer/pdetransformer/core", f"mixed_channels.{module}", bare=True)
+            mixed = of(
+                "tum-pbs+pde-transformer/pdetransformer/core", f"mixed_channels.{module}", bare=["mixed_channels"]
+            )
             return getattr(mixed, name)(*args, **how)
 
         ends = (lambda model, x: model(x, torch.tensor([0, 1]))) if name == "UNet" else call
@@ -422,8 +466,8 @@ def gaot() -> dict[str, Case]:
     return {"GAOT": net(use_geoembed=False), "GAOT, geometric embedding": net(embedding_method="pointnet")}
 
 
-def erwin() -> dict[str, Case]:
-    """What Erwin is compared with there; itself needs a compiled ball tree."""
+def compared_with_erwin() -> dict[str, Case]:
+    """What Erwin is compared with in its repository."""
     at = "maxxxzdn+erwin/models"
     batch = lambda: torch.zeros(24, dtype=torch.long)  # noqa: E731
 
@@ -461,5 +505,5 @@ REPOSITORIES: dict[str, Callable[[], dict[str, Case]]] = {
     "hamed1375+Exphormer": exphormer,
     "tum-pbs+pde-transformer": pde_transformer,
     "camlab-ethz+GAOT": gaot,
-    "maxxxzdn+erwin": erwin,
+    "maxxxzdn+erwin": compared_with_erwin,
 }

@@ -32,6 +32,10 @@ from scidata.shard.torch_internals import version_of
 def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
     """Take the rows that index tensors, or a mask, name; ``tensors`` is by the first dim that each stands for."""
     found = {d: t if is_sharded(t) else local_of(t) for d, t in tensors.items()}
+    if any(map(is_sharded, found.values())) and _each_of_a_dim(found):
+        for d, t in sorted(found.items()):
+            x = take_advanced(func, x, {d: t.reshape(-1)})
+        return x
     if not is_sharded(x):
         if any(map(is_sharded, found.values())):
             return _look_up(func, local_of(x), found)
@@ -54,6 +58,16 @@ def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor])
                 return _take_sharded(func, x, dim, index)
         found = {dim: whole_index(func, x, index) for dim, index in found.items()}
     return _take_listed(func, x, dict(sorted(found.items())))
+
+
+def _each_of_a_dim(tensors: Mapping[int, Tensor]) -> bool:
+    """Whether several numbers of rows, of dims beside each other, name all their combinations: ``x[i[:, None], j]``."""
+    dims = sorted(tensors)
+    num = len(dims)
+    shapes = [(1,) * (num - tensors[d].ndim) + tuple(tensors[d].shape) for d in dims]
+    numbers = all(t.dtype not in (torch.bool, torch.uint8) for t in tensors.values())
+    alone = all(len(shape) == num and math.prod(shape) == shape[i] for i, shape in enumerate(shapes))
+    return num > 1 and dims == [*range(dims[0], dims[0] + num)] and numbers and alone
 
 
 def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:

@@ -236,13 +236,18 @@ def reshape(
 ) -> Tensor:
     """Reshape to a global shape; a copy where the part is not contiguous. Collective where elements change ranks.
 
-    Or view as a dtype of the same width.
+    Or view as a dtype of the same width, or of another where the last dim is not split.
     """
     dtype = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], torch.dtype) else dtype
     if dtype is not None:
-        if dtype.itemsize != x.dtype.itemsize:
-            raise unsupported(func, "a dtype of another width changes the shape", x.spec, remedy="use to(dtype)")
-        return map_local(x, lambda part: part.view(dtype))
+        if dtype.itemsize == x.dtype.itemsize:
+            return map_local(x, lambda part: part.view(dtype))
+        if x.ndim - 1 in x.spec.sharded or x.global_strides is UNKNOWN:
+            reason = "a dtype of another width changes the last dim, which is split, or lies in an order not known"
+            raise unsupported(func, reason, x.spec, remedy="view contiguous() of it, cut along another dim")
+        local = x.local.view(dtype)
+        shape = (*x.spec.global_shape[:-1], local.shape[-1])
+        return finish(local, x.spec.move_dims(shape, {d: d for d in range(x.ndim - 1)}))
     extents = [each for each in (*sizes, *shape, *size) if not isinstance(each, torch.dtype)]
     return _reshape(func, x, integers(*extents))
 

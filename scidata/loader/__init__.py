@@ -1,1 +1,1 @@
-"""``DataLoader``: sampling, reading ahead, worker processes, and the other ranks under watch."""
+"""``DataLoader``: sampling, reading ahead, worker processes, and a watch over the other ranks."""

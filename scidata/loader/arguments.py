@@ -66,7 +66,7 @@ def check_given(
     functions: Mapping[str, object],
     flags: Mapping[str, object],
 ) -> None:
-    """Refuse arguments of types that torch would fail on later, in another place."""
+    """Refuse arguments of types on which torch would fail later."""
     for name, given in samplers.items():
         if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
             raise ConfigError(f"{name}={given!r}: expected something to iterate over, which gives indices of samples")
@@ -107,7 +107,7 @@ def default_sampler(
     generator: torch.Generator | None,
     check: bool,
 ) -> DistributedSampler:
-    """Return a loader's own sampler, where ranks must agree: with ``drop_last`` all have as many batches."""
+    """Return the loader's own sampler, if ranks must agree; with ``drop_last`` all ranks have equally many batches."""
     if generator is not None and (shuffle or getattr(dataset, "mixture", None) is not None):
         raise ConfigError(
             "generator: ranks must agree on the order, which a generator of each rank's own does not ensure; "
@@ -120,7 +120,7 @@ def default_sampler(
 
 
 def _check_drop_last(batches: object) -> None:
-    """Warn where ``drop_last`` leaves no batch at all: an epoch would end without a word."""
+    """Warn if ``drop_last`` leaves no batch."""
     if type(batches) is torch.utils.data.BatchSampler and batches.drop_last:
         with contextlib.suppress(TypeError, NotImplementedError):  # a sampler that does not know how many it draws
             if 0 < (found := len(batches.sampler)) < batches.batch_size:  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def _check_drop_last(batches: object) -> None:
 
 
 def _check_sampler(sampler: object, dataset: BufferedDataset | PartDataset) -> None:
-    """Refuse torch's own ``DistributedSampler`` where it deals to other ranks than the mesh has along dp."""
+    """Refuse torch's ``DistributedSampler`` if its ranks are not those of the mesh's dp axis."""
     if dataset.mesh is None or not isinstance(sampler, torch.utils.data.DistributedSampler):
         return
     own = axis_rank(dataset.mesh, dataset.dp_axis), axis_size(dataset.mesh, dataset.dp_axis)
@@ -145,7 +145,7 @@ def _check_sampler(sampler: object, dataset: BufferedDataset | PartDataset) -> N
 
 
 def check_loader(loader: BaseLoader[Any], source: DatasetAdapter) -> None:
-    """Refuse arguments that contradict each other or the data set, or cannot be honoured."""
+    """Refuse arguments that contradict each other or the data set."""
     _check_drop_last(loader.batch_sampler)
     for sampler in (loader.sampler, loader.batch_sampler, loader.index_source):
         _check_sampler(sampler, source.dataset)

@@ -1,4 +1,4 @@
-"""A loader's arguments: the attributes that hold them, in words for people, and those that all ranks must share."""
+"""Attributes of a loader, its description, and the arguments that all ranks must share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BaseLoader(torch.utils.data.DataLoader[BatchT]):
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an iteration has, where that is known."""
+        """Number of batches of an iteration, if known."""
         with suppress(TypeError, AttributeError, NotImplementedError):
             return len(self)
         return None

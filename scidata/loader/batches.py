@@ -40,7 +40,7 @@ BatchT = TypeVar("BatchT", covariant=True)
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Batches(Iterator[BatchT]):
-    """One epoch. Keeps no batch between two calls, so that the user alone decides how long one lives."""
+    """Iterator of one epoch. Keeps no reference to a batch between two calls."""
 
     prefetcher: Prefetcher
     position: Position
@@ -155,7 +155,7 @@ def items_of(order: Iterator[Any], batched: bool) -> Iterator[list[int]]:
 
 
 class Announced(Iterator[list[int]]):
-    """Items of which the other ranks are told, as soon as this one is about to read them."""
+    """Items that are announced to the other ranks just before this rank reads them."""
 
     def __init__(self, items: Iterator[list[int]], session: Session) -> None:
         self._items, self._session = items, session
@@ -163,7 +163,7 @@ class Announced(Iterator[list[int]]):
         self._first: list[list[int]] = []
 
     def look(self) -> list[int]:
-        """Return the first item, before it is asked for; none where there is none."""
+        """Return the first item ahead of its turn; none if the iterator is empty."""
         with suppress(StopIteration):
             self._first = [self._next()]
         return [index for item in self._first for index in item]

@@ -55,7 +55,7 @@ _Collated = TypeVar("_Collated")
 
 
 class DataLoader(BaseLoader[BatchT]):
-    """Batches of a data set of :func:`scidata.open_dataset`, read ahead by threads, of grids into reused buffers.
+    """Batches of a data set of :func:`scidata.open_dataset`, read ahead by threads, grids into reused buffers.
 
     Samples of grids are stacked; meshes, clouds and graphs, whose sizes differ, become a disjoint union with a
     ``batch`` vector.
@@ -260,7 +260,7 @@ class DataLoader(BaseLoader[BatchT]):
     # -- iterating ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Batches[BatchT]:  # type: ignore[override]  # an iterator, but none of torch's
-        """Begin an epoch: an iterator of its own, whose threads end with it."""
+        """Begin an epoch: a new iterator, whose threads end with it."""
         device = self.copies_to
         if self._source.dataset.mesh is None:
             warn_of_copies(self.index_source)
@@ -309,11 +309,13 @@ class DataLoader(BaseLoader[BatchT]):
         )
 
     def _may_read(self, device: torch.device | None) -> bool:
-        """Whether the loop may read samples itself: not where a read may hang, and threads would tell, or copies."""
+        """Whether the loop may read samples itself: not if a read may hang undetected, and not for copies to a
+        device.
+        """
         return self.workers == "thread" and not self.timeout and device is None and self._source.reads_alone
 
     def _read_ahead(self, items: Iterator[list[int]]) -> ReadAhead | None:
-        """Return the reading of shared blocks ahead; None where samples share none that this process keeps."""
+        """Return the reader of shared blocks; None if samples share no blocks that this process keeps."""
         source = self._source
         reads = source.shared_reads(0) if self.workers == "thread" and len(source.dataset) else ()
         if not reads:
@@ -354,7 +356,7 @@ class DataLoader(BaseLoader[BatchT]):
     # -- state -------------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler, and the data set, which epoch comes next, where they want to know.
+        """Set the epoch of the sampler and of the data set, if they have one.
 
         Parameters
         ----------
@@ -374,7 +376,7 @@ class DataLoader(BaseLoader[BatchT]):
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, as plain values for JSON: counts received samples, not those read ahead.
+        """Return the position as JSON values. It counts received samples, not samples read ahead.
 
         With a :class:`scidata.DistributedSampler`, the default on a mesh, it is the same on every rank, and an epoch
         can go on with other numbers of dp and domain ranks, workers, and samples in a batch. With any other sampler it
@@ -394,7 +396,7 @@ class DataLoader(BaseLoader[BatchT]):
         return state if costs is None else state | {"costs": costs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was saved: the next iteration has exactly the samples that its loop had not received.
+        """Resume from ``state``: the next iteration has exactly the samples that the saved loop had not received.
 
         The order stays that of the whole epoch; its last batch is padded or dropped as at the end of a whole one. The
         iteration after it is whole, and so is one after ``set_epoch`` of another epoch. ``len`` is the number of

@@ -92,7 +92,7 @@ class Order(torch.utils.data.Sampler[int]):
 
 
 class Loader:
-    """Data loader of DLIO: scidata's, of all files of the training or evaluation set."""
+    """Data loader for DLIO: scidata's loader over all files of the training or evaluation set."""
 
     def __init__(self, format_type: object, dataset_type: object, epoch_number: int) -> None:
         self._config, self._train = _config(), str(dataset_type) == "train"
@@ -124,7 +124,7 @@ class Loader:
 
 
 class Reader:
-    """Reader of DLIO, for its PyTorch data loader: reads a sample, and gives what DLIO's readers give in its place."""
+    """Reader for DLIO's PyTorch data loader: reads each sample, and returns the constant that DLIO's readers return."""
 
     def __init__(self, dataset_type: object, thread_index: int, epoch_number: int) -> None:
         self._config, self._train = _config(), str(dataset_type) == "train"
@@ -153,7 +153,7 @@ class Reader:
         return open_records(paths, str(self._config.format), self._config.num_dset_per_record)
 
     def _open(self, paths: Sequence[str]) -> None:
-        """Open all files of this rank as one; those of different shapes one by one, when they are read."""
+        """Open all files of this rank as one data set; open files of different shapes one by one when they are read."""
         num = self._config.num_samples_per_file
         try:
             self._all = self._opened(paths)

@@ -1,4 +1,4 @@
-"""``NeighborLoader`` and ``ClusterLoader``: subgraphs of a partitioned store, of each rank's own rows."""
+"""``NeighborLoader`` and ``ClusterLoader``: subgraphs of a partitioned store around each rank's own rows."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class NeighborLoader(DataLoader[Any]):
         )  # fmt: skip
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin another epoch; without it, epochs follow one another.
+        """Set the epoch; without this call, epochs follow one another.
 
         Parameters
         ----------

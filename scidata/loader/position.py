@@ -55,7 +55,7 @@ class DealtPosition:
         self._sampler.ended = self._epoch
 
     def state_dict(self) -> dict[str, object]:
-        """Return where to go on: the next epoch where this one has ended."""
+        """Return the position to resume from: the next epoch if this one has ended."""
         if not self.begun:
             return self._sampler.state_dict(consumed=self._sampler.start)
         if self._epoch != self._sampler.epoch:  # set_epoch(), after the loop was left early
@@ -70,7 +70,7 @@ class DealtPosition:
 
 
 class CountedPosition:
-    """The place in a sampler of which nothing is known; torch's ``RandomSampler`` is drawn from one saved number."""
+    """Position in an unknown sampler; torch's ``RandomSampler`` is redrawn from one saved number."""
 
     def __init__(self, sampler: Any, index_sampler: Any) -> None:
         self._sampler = sampler
@@ -130,12 +130,12 @@ class CountedPosition:
         self._checksum = zlib.crc32(data, self._checksum)
 
     def finish(self) -> None:
-        """The epoch has ended: the next one is whole, and in an order of its own."""
+        """Note the end of the epoch: the next one is whole and in a new order."""
         self._restart()
         self._finished = True
 
     def state_dict(self) -> dict[str, object]:
-        """Return where to go on."""
+        """Return the position to resume from."""
         if self._epoch != self._epoch_now():  # set_epoch()
             self._restart()
         return {
@@ -181,7 +181,7 @@ def position_of(sampler: Any, index_sampler: Any) -> Position:
 
 
 def _makes_batches(index_sampler: object) -> bool:
-    """Whether it takes its sampler's indices in their order, so that leaving out the first of them is possible."""
+    """Whether a batch sampler takes its sampler's indices in order, so that the first ones can be skipped."""
     return type(index_sampler) is BatchSampler
 
 

@@ -55,7 +55,7 @@ def promise_of(
 
 
 def _of_thread(reader: GridReader, rank: int, shared: frozenset[str]) -> int:
-    """Return the bytes of a chunk that a thread holds while it decodes: encoded, and whole where a part is wanted."""
+    """Return the bytes that a thread holds while it decodes a chunk: encoded, and decoded if only a part is wanted."""
     encoded = whole = 0
     for name, plans in reader.plan(0, rank).fields.items():
         for plan in plans:

@@ -1,4 +1,4 @@
-"""``DistributedSampler``: which samples each domain works on, the same on all ranks of a domain."""
+"""``DistributedSampler``: assigns samples to domains, equal on all ranks of a domain."""
 
 from __future__ import annotations
 
@@ -172,12 +172,12 @@ class DistributedSampler(_DistributedSampler[Any]):
 
     @property
     def window(self) -> int:
-        """Blocks of which all dp ranks together take samples in turn; 0 in an order that is not by blocks."""
+        """Blocks from which all dp ranks together take samples in turn; 0 in an order without blocks."""
         return 0 if self._order.blocks is None else self._order.lanes
 
     @property
     def blocks_at_once(self) -> int:
-        """Blocks of which each dp rank takes samples in turn; 0 in an order that is not by blocks."""
+        """Blocks from which each dp rank takes samples in turn; 0 in an order without blocks."""
         blocks = self._order.blocks
         if blocks is None:
             return 0
@@ -185,13 +185,13 @@ class DistributedSampler(_DistributedSampler[Any]):
 
     @property
     def ranks_per_block(self) -> int:
-        """Dp ranks that take samples of the same block in turn: 1 where ``window`` is a multiple of their number."""
+        """Dp ranks that take samples from the same block in turn: 1 if ``window`` is a multiple of their number."""
         return self.num_replicas // math.gcd(self.window, self.num_replicas) if self.window else 1
 
     # -- the order ---------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration; call it with the same epoch on every rank.
+        """Set the epoch of the next iteration; call it with the same epoch on every rank.
 
         A loaded state's place is kept where it belongs to this epoch, and forgotten otherwise.
 
@@ -255,7 +255,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         return self._start
 
     def state_dict(self, *, epoch: int | None = None, consumed: int | None = None) -> dict[str, Any]:
-        """Return the place in the order, as plain values for JSON; the same on every rank. No communication.
+        """Return the position in the order as JSON values, equal on every rank. No communication.
 
         Counts dealt samples. A loader reads ahead of its loop, so save :meth:`scidata.DataLoader.state_dict` there.
 
@@ -279,7 +279,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was saved, on any number of ranks: the next iteration has the rest of its epoch.
+        """Resume from ``state`` on any number of ranks: the next iteration has the rest of its epoch.
 
         The iteration after that one is whole again. ``len`` stays that of a whole epoch, as in torchdata.
 
@@ -319,7 +319,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         self.epoch, self._start, self._dealt, self.ended = epoch, consumed, 0, -1
 
     def _adopt(self, shuffle: object) -> None:
-        """Take the window of a run that began on another number of dp ranks, unless one was given."""
+        """Take the window of a run on another number of dp ranks, unless the user gave one."""
         words = re.fullmatch(_IN_BLOCKS.format(r"(\d+)"), str(shuffle))
         if words and self.window and self._may_adopt:
             self._order = replace(self._order, lanes=int(words[1]))
@@ -350,7 +350,7 @@ class DistributedSampler(_DistributedSampler[Any]):
     # -- agreement ---------------------------------------------------------------------------------------------------
 
     def check_agreement(self) -> None:
-        """Find out once whether all ranks of the mesh were given the same arguments. Collective the first time.
+        """Check once that all ranks of the mesh have the same arguments. Collective the first time.
 
         Raises
         ------
@@ -387,7 +387,7 @@ class DistributedSampler(_DistributedSampler[Any]):
 
 
 def check_state(what: str, state: Mapping[str, Any], names: set[str], version: int) -> None:
-    """Raise unless ``state`` is of a version that is known here, with the values that it has."""
+    """Raise unless ``state`` has a known version and all of its values."""
     known = state if isinstance(state, Mapping) else {}
     found, missing = known.get("version"), sorted(names - known.keys())
     for name in names & known.keys():
@@ -405,7 +405,7 @@ def check_state(what: str, state: Mapping[str, Any], names: set[str], version: i
 
 
 def fingerprint_of(dataset: object) -> str:
-    """Return the data set's own fingerprint, or ``""`` where it has none."""
+    """Return the data set's fingerprint, or ``""`` if it has none."""
     return str(getattr(dataset, "fingerprint", ""))
 
 

@@ -15,7 +15,7 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class PrefetchStats:
-    """Sums over all batches handed over, and those ready; ``warned``: the loop was told that it waits."""
+    """Sums over all batches that were handed over or are ready; ``warned``: the loop was warned that it waits."""
 
     batches: int = 0
     samples: int = 0

@@ -25,7 +25,7 @@ from scidata.store.reading.rows import RowAccess
 
 
 class Subgraphs:
-    """The subgraph of each step of an epoch, of seeds that this rank owns. Collective when it is made.
+    """The subgraph of each step of an epoch around seeds of this rank. Construction is collective.
 
     This rank's part of the sample is read at once; what lies beyond it when it is needed.
     ``seeds``: rows of the source, sorted, each once, or a field that says which; None: all.
@@ -156,7 +156,9 @@ class Subgraphs:
     def _edges_into(
         self, rows: IntArray, num: int, random: np.random.Generator, access: RowAccess, replace: bool
     ) -> tuple[IntArray, IntArray, AnyArray]:
-        """Draw ``num`` edges that end at each row, -1: all; return them, and the rows where they end and begin."""
+        """Draw ``num`` edges that end at each row (-1: all); return the edges, their target rows and their source
+        rows.
+        """
         pointers = self._picked(self._entity, rows, {"": (self._pointers, 0)},
                                 lambda ids: {"": np.stack(access.pointers("csr/indptr", ids), axis=1)})[""]  # fmt: skip
         first, sizes = pointers[:, 0], pointers[:, 1] - pointers[:, 0]

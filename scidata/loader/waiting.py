@@ -1,5 +1,5 @@
-"""Warnings, once: of a loop that waits for its data, of an order without room, of ranks that all read the same, of
-shuffled loaders side by side.
+"""Warnings, each once: a loop waits for data, an order exceeds the pool, all ranks read the same samples, shuffled
+loaders run side by side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _begun: list[weakref.ref[WaitWatch]] = []  # the shuffled epoch that was begun l
 
 
 def warn_of_pairs(epoch: WaitWatch, sampler: object) -> None:
-    """Warn where the shuffled epochs of two data sets begin before either gives a batch, as under ``zip``."""
+    """Warn if the shuffled epochs of two data sets begin before either gives a batch, as under ``zip``."""
     if not getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)):
         return
     other = _begun[0]() if _begun else None
@@ -43,7 +43,9 @@ def warn_of_pairs(epoch: WaitWatch, sampler: object) -> None:
 
 
 def warn_of_room(sampler: DistributedSampler, block_bytes: int, room: int) -> None:
-    """Warn where a pool holds fewer blocks than the order takes samples of in turn: it decodes them again each time."""
+    """Warn if the pool holds fewer blocks than the order takes samples from in turn, so that blocks are decoded
+    repeatedly.
+    """
     wanted, held = sampler.blocks_at_once, room // max(1, block_bytes)
     if wanted > held:
         window = f"DistributedSampler(window={held * sampler.num_replicas}) on all ranks, or " if held else ""
@@ -57,7 +59,7 @@ def warn_of_room(sampler: DistributedSampler, block_bytes: int, room: int) -> No
 
 
 def warn_of_shared_blocks(sampler: DistributedSampler) -> None:
-    """Warn where several dp ranks take samples of each block: each of them decodes it."""
+    """Warn if several dp ranks take samples from each block, so that each decodes it."""
     if (ranks := sampler.ranks_per_block) > 1:
         dp = sampler.num_replicas
         warnings.warn(
@@ -70,7 +72,7 @@ def warn_of_shared_blocks(sampler: DistributedSampler) -> None:
 
 
 def warn_of_copies(sampler: object) -> None:
-    """Warn where each of several processes goes through all samples: no mesh, and no sampler that deals to ranks."""
+    """Warn if each of several processes goes through all samples: without a mesh and without a distributed sampler."""
     if type(sampler) in (RandomSampler, SequentialSampler) and (num_ranks := _num_ranks()) > 1:
         warnings.warn(
             f"scidata.DataLoader: all {num_ranks} processes read all samples, whole: the data set has no mesh. "

@@ -1,1 +1,1 @@
-"""The other ranks: found out where one fails or dies, and which samples all leave out."""
+"""The other ranks: their failures and deaths, and the samples that all ranks skip."""

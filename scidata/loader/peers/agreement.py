@@ -64,7 +64,7 @@ class Agreement:
             self._start.begin({"loader": dict(self._of_loader), "data": of_data | self._session.first_step()})
 
     def reached(self) -> None:
-        """Wait, once, until the others have compared, before the first batch is used.
+        """Wait once, before the first batch is used, until the ranks have compared their data.
 
         Where others do not come for a moment, which may be slow, or iterate something else, the loop goes on, and is
         told later. Raises ConfigError: ranks differ: names the values, and which ranks have them; on all ranks alike;
@@ -87,7 +87,7 @@ class Agreement:
         return _Talk(self._watch.posts, name, self._iteration, self._watch, self._session)
 
     def _wait(self, talk: _Talk, grace: float = float("inf")) -> None:
-        """Wait for a talk in its thread, which the store may not answer, and look whether another rank has failed."""
+        """Wait for an exchange in its thread, whose store may not answer, and check whether another rank has failed."""
         began = time.monotonic()
         while talk.is_alive():
             talk.join(_LOOK)
@@ -106,14 +106,14 @@ class Agreement:
         raise talk.error
 
     def _leave(self) -> None:
-        """Vote once in comparisons that this rank does not come to, since its loop was left: nobody waits for it."""
+        """Vote in the remaining comparisons after the loop was left, so that no rank waits for this one."""
         self._session.leave = lambda: None
         for name in ("start", "end") if self._start is None else ("end",):
             self._talk(name).comparison.pass_by()
 
 
 class _Talk(threading.Thread):
-    """One exchange, of all ranks at the start of an iteration, of those that share their samples at its end."""
+    """One exchange: of all ranks at the start of an iteration, of the ranks that share samples at its end."""
 
     def __init__(self, posts: Postings, name: str, iteration: int, watch: Watch, session: Session) -> None:
         super().__init__(name="scidata-agree", daemon=True)
@@ -132,7 +132,7 @@ class _Talk(threading.Thread):
         self.start()
 
     def go_on_alone(self) -> None:
-        """Say that the loop does not wait any more; an error that is found later is raised in its next step."""
+        """Stop waiting; a later error is raised in the loop's next step."""
         self._is_alone = True
         self._session.go_on_alone()
         if not self._session.is_aligned:
@@ -142,7 +142,7 @@ class _Talk(threading.Thread):
         _alone[:] = [weakref.ref(self)]
 
     def reason(self) -> Exception | None:
-        """Return the error of the rank that still has not come; None where all have."""
+        """Return the error about a rank that has not come yet; None if all have."""
         missing = call_with_timeout(_ASK_SECONDS, lambda: self._missing(self._ranks))
         return missing if self.is_alive() else None
 
@@ -195,7 +195,7 @@ _alone: list[weakref.ref[_Talk]] = []  # the latest that its loop has not waited
 
 
 def _reason() -> Exception | None:
-    """Say why a collective has run out of time: a rank has not come to the loop that this one is in."""
+    """Explain a collective's timeout by a rank that has not entered this rank's loop."""
     talk = _alone[0]()
     return None if talk is None else talk.reason()
 

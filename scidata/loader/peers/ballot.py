@@ -48,7 +48,7 @@ class CommonBallot:
         self._posts = watch.posts.below(f"ballot/{watch.iteration}")
 
     def vote(self, step: int, size: int, bad: Mapping[int, BaseException]) -> None:
-        """Say which places could not be read here; the last rank to do so posts the result."""
+        """Post the places that could not be read here; the last rank to vote posts the result."""
         report: _Report | None = None
         if bad:
             texts = [_text(error) for error in bad.values()]

@@ -1,4 +1,4 @@
-"""One iteration of a loader under watch: the calls of its loop, and those of the board's thread.
+"""Watch over one iteration of a loader: calls from its loop and from the board's thread.
 
 The protocol is told in :mod:`scidata.loader.peers.watch`.
 """
@@ -82,7 +82,7 @@ class Session:
         return self._state != "reading"
 
     def note(self, step: int, indices: Sequence[int]) -> None:
-        """Say which samples this rank is about to read."""
+        """Announce the samples that this rank is about to read."""
         own = list(indices)
         self._checksum = zlib.crc32(repr(own).encode(), self._checksum)
         self._steps[step] = (self._checksum, own)
@@ -90,7 +90,7 @@ class Session:
         self._latest = (step, self._checksum, own)
 
     def first_step(self) -> dict[str, str]:
-        """Return the samples of the first step, in words; of none that were noted, there are none."""
+        """Describe the samples of the first step; empty if none were noted."""
         return {"the samples of step 0": _shown(self._steps.get(0, (0, []))[1])}
 
     def whole_order(self) -> dict[str, str]:
@@ -107,7 +107,7 @@ class Session:
         self._board.events.append(self._board.post(event) if tell else event)
 
     def go_on_alone(self) -> None:
-        """Say that the loop does not wait for the ranks that have not come.
+        """Stop waiting for the ranks that have not come.
 
         Where an iteration was left in its middle before, a first batch that this rank alone has looked at perhaps, the
         others may be in another iteration than this one, and there is nothing to compare any more.
@@ -117,7 +117,7 @@ class Session:
             self.is_aligned = self._watch.is_aligned = False
 
     def all_know(self) -> None:
-        """Do not tell the others of the error that this rank is about to raise: they have found it out, too."""
+        """Do not announce the error that this rank is about to raise: the other ranks raise it, too."""
         self._reported.add(-1)
 
     def check(self, step: int) -> None:
@@ -129,7 +129,7 @@ class Session:
             raise event.error()
 
     def failed(self, step: int, error: BaseException, *, ahead: bool = False) -> None:
-        """Tell all ranks that this one has failed in a step, or will fail when it comes to it. Any thread."""
+        """Announce to all ranks that this rank has failed in a step, or will fail when it reaches it. Any thread."""
         kind, key = ("ahead", step) if ahead else ("failed", -1)
         if self._heard or key in self._reported:  # of another rank's failure, or told already
             return
@@ -153,12 +153,12 @@ class Session:
         return error
 
     def slow(self, step: int, text: str) -> None:
-        """Tell the first rank that this one waits for its data."""
+        """Tell the first rank that this rank waits for its data."""
         _log.warning("rank %d %s", self._watch.rank, text)
         self._board.say(self._event("slow", step, f"rank {self._watch.rank} {text}"))
 
     def end(self, *, finished: bool = False, failed: bool = False) -> None:
-        """Stop watching, once: the loop has come to its end, or to an error of its own, or was left in its middle."""
+        """Stop watching, once: the loop has ended, failed, or was left."""
         if self._state != "reading":
             return
         if not finished and not failed and self._alarmed:
@@ -179,7 +179,7 @@ class Session:
         return event is not None
 
     def _due(self, step: int) -> Event | None:
-        """Return the first event that is to be raised at this step."""
+        """Return the first event that has to be raised at this step."""
         over = self._board.over.get(self.name, 0)
         due = (event for event in self._board.events if event.is_due(self.name, self._iteration, step, over))
         return next(due, None)
@@ -190,7 +190,7 @@ class Session:
     # -- the thread's ------------------------------------------------------------------------------------------------
 
     def alarm(self) -> Event | None:
-        """Have the loop raise the event that is due; return it, as the loop may not come to raise it."""
+        """Make the loop raise the due event, and return it in case the loop never gets there."""
         if not self._board.events or self._state != "reading":
             return None
         self._alarmed = True
@@ -226,7 +226,7 @@ class Session:
         self._watch.posts.post(f"rank/{self._watch.rank}", record)
 
     def _compare(self, leaders: _Reading) -> None:
-        """Compare with the first rank that reads the same samples, at a step that both have come to."""
+        """Compare with the first rank that reads the same samples, at a step that both have reached."""
         if leaders["iteration"] != self._iteration or self._disagreed or not self.is_agreed:
             return
         if leaders["data"] != self._watch.data[0]:
@@ -244,7 +244,7 @@ class Session:
             self._leaders = None
 
     def _ends(self, leaders: _Reading) -> list[tuple[int | None, int]]:
-        """Return how many steps each of the two ranks has come to the end of, and the other's latest."""
+        """Return how many steps each of the two ranks has finished, and the other's latest step."""
         return [(leaders["total"], self._latest[0]), (self._total, leaders["step"])]
 
     def _disagree(self, leaders: _Reading, step: int) -> None:

@@ -31,7 +31,7 @@ class Meeting:
 
 
 class Watch:
-    """State that one loader keeps of the other ranks that iterate it.
+    """State of a loader about the other ranks that iterate it.
 
     - ``dp_axis``: ranks of the same place along it read the same samples.
     - ``is_aligned``: whether its number is that of the other ranks' iterations: not any more where this rank has
@@ -56,7 +56,7 @@ class Watch:
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None, dp_axis: str | None) -> Watch | None:
-        """Return the watch of a mesh of several ranks; None where there is nobody to watch, or no way to."""
+        """Return the watch of a mesh of several ranks; None if there is one rank, or no common store."""
         board = None if mesh is None or mesh.size() == 1 else begin()
         return None if board is None or mesh is None else cls(board, mesh, dp_axis)
 

@@ -23,7 +23,7 @@ _Reads: TypeAlias = list[BlockRead]  # of one item
 
 
 class ReadAhead(Iterator[list[int]]):
-    """Gives the items of an order as they are; has blocks that samples share read before, as far as there is room.
+    """Passes on the items of an order, and has blocks that samples share read ahead while memory allows.
 
     Iterated by one thread; :meth:`run` is the body of others.
 
@@ -95,7 +95,7 @@ class ReadAhead(Iterator[list[int]]):
         self._queue.put(None)  # for the next thread
 
     def stop(self) -> None:
-        """Tell the threads to end; takes no lock."""
+        """Stop the threads; takes no lock."""
         self._closed = True
         for pool in list(self._wanted):
             pool.worth.wanted.pop(id(self), None)
@@ -159,7 +159,7 @@ class ReadAhead(Iterator[list[int]]):
 
 
 def without_frames(error: Exception) -> Exception:
-    """Return an error that says where it was raised, and keeps none of the callers: they hold the whole iteration."""
+    """Return the error with its traceback as text and no references to frames, which would hold the iteration."""
     if not isinstance(error, StopIteration):
         error.add_note("".join(["raised here, ahead of its turn:\n", *traceback.format_tb(error.__traceback__)]))
     return error.with_traceback(None)

@@ -50,7 +50,9 @@ class Places(NamedTuple):
 
 
 class BufferSet:
-    """Memory for a batch of grids: a tensor ``(rows, *shape)`` a field, in one block; page-locked ones in their own."""
+    """Memory for a batch of grids: a tensor ``(rows, *shape)`` a field in one block; page-locked tensors have blocks of
+    their own.
+    """
 
     __slots__ = ("_arrays", "_tensors", "memory", "nbytes")
 
@@ -90,7 +92,7 @@ class BufferSet:
 
 
 def torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
-    """Return torch's dtype of a NumPy one; raises TypeError where it has none."""
+    """Return the torch dtype of a NumPy dtype; raises TypeError if there is none."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -115,7 +117,7 @@ class Ring(Generic[SetT]):
         self.fit(limit)
 
     def acquire(self, rows: int, closed: Callable[[], bool] | None = None) -> SetT | None:
-        """Return places for ``rows`` samples; wait until there are some, or return None once ``closed()``."""
+        """Return places for ``rows`` samples, waiting for free ones; None once ``closed()``."""
         waits = False
         try:
             while closed is None or not closed():
@@ -142,14 +144,14 @@ class Ring(Generic[SetT]):
             self._changed.put(None)
 
     def hand_out(self, places: SetT) -> None:
-        """Let go of a batch whose own memory the user gets."""
+        """Release a batch whose memory the user gets."""
         if places.memory is not None:
             self._num_given += 1
             self._memory.give(places.memory)
         self.give_back(places)
 
     def give_back(self, places: SetT) -> None:
-        """Let go of a batch: handed out, copied, or wanted by nobody."""
+        """Release a batch that was handed out, copied or dropped."""
         self.busy.discard(places)
         self._bound_memory(places)
         self.wake()
@@ -173,7 +175,7 @@ class Ring(Generic[SetT]):
 def buffer_ring(
     specs: Mapping[str, BufferSpec], limit: int, memory: ArrayPool, *, pin_memory: bool = False
 ) -> Ring[BufferSet]:
-    """Return a ring of buffers for samples that all have the same size.
+    """Return a ring of buffers for samples of equal size.
 
     - ``pin_memory``: page-locked memory, which torch's own allocator recycles: it knows of the copies that the user has
       started.

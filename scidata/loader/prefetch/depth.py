@@ -39,7 +39,7 @@ class Depth:
         self._largest = max(self._largest, nbytes)
 
     def step(self, *, waiting: bool, spare: bool) -> None:
-        """Adapt where the loop asks for an item: it has to wait for it, or all in flight have been read."""
+        """Adapt when the loop asks for an item: it has to wait, or all items in flight have been read."""
         if self._max_bytes is None or not self._now:
             return
         self._calm = self._calm + 1 if spare else 0

@@ -54,7 +54,7 @@ class OwnReads:
             self._judge(_middle(steps), statistics.median(loops), statistics.median(reads))
 
     def _judge(self, step: float, loop: float, read: float) -> None:
-        """Go on, change sides, or begin a trial: by the seconds of a step, of the loop itself in it, and of reading."""
+        """Continue, switch sides, or begin a trial, by the seconds of a step, of the loop's own work and of reading."""
         is_small = read <= _SMALL
         if self._before is not None:
             most = _IDLE if loop < read / 2 else _BESIDE
@@ -81,6 +81,6 @@ class OwnReads:
 
 
 def _middle(seconds: Sequence[float]) -> float:
-    """Return the mean of the middle half: of two threads that take turns every other step is quick."""
+    """Return the mean of the middle half; if two threads take turns, every other step is quick."""
     ordered, quarter = sorted(seconds), len(seconds) // 4
     return statistics.fmean(ordered[quarter : len(ordered) - quarter])

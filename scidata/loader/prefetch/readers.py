@@ -54,7 +54,9 @@ class Work:
 
 @dataclass(eq=False, repr=False)
 class Readers:
-    """State of consumer and reader threads; it holds no :class:`Prefetcher`, so that a dropped one ends its threads."""
+    """State shared by consumer and reader threads. Holds no :class:`Prefetcher`, so that dropping one ends its
+    threads.
+    """
 
     fill: Fill
     ring: Ring[Any]
@@ -183,7 +185,7 @@ class Readers:
             work.copy_seconds = (time.perf_counter_ns() - began) / 1e9
 
     def release(self, work: Work) -> None:
-        """Return the buffers of an item that nobody will get."""
+        """Return the buffers of a dropped item."""
         if work.ticket is not None:
             self.copier.abandon(work.ticket)
         elif work.buffers is not None:
@@ -191,7 +193,7 @@ class Readers:
         work.ticket = work.buffers = None
 
     def stop(self) -> None:
-        """Tell everyone to end, without a lock."""
+        """Stop all threads; takes no lock."""
         self.closed = True
         self.queue.put(None)
         self.ring.wake()

@@ -1,4 +1,4 @@
-"""Places for samples whose size is known only once they are read: they stand in for buffers.
+"""Slots for samples whose size is known only after reading; they take the place of buffers.
 
 A place holds the part that the reader made, which is the user's from then on.
 """
@@ -13,13 +13,13 @@ import torch
 
 @runtime_checkable
 class HasArrays(Protocol):
-    """A part of a sample whose arrays can be put elsewhere: to a device, or through shared memory."""
+    """A part of a sample whose arrays can be moved: to a device, or to shared memory."""
 
     def arrays(self) -> Mapping[str, object]:
         """Return all that becomes tensors: NumPy arrays by name."""
 
     def with_arrays(self, arrays: Mapping[str, object]) -> Any:
-        """Return the part that has others, tensors say, in their places."""
+        """Return the part with its arrays replaced, by tensors for example."""
 
 
 class Slot:
@@ -61,7 +61,7 @@ class SlotSet:
         return [slot.part for slot in self.slots]
 
     def host_tensors(self) -> list[torch.Tensor]:
-        """Return the arrays of all parts, one part after another; of a part that is no :class:`HasArrays`, none."""
+        """Return the arrays of all parts in order; none of a part that is no :class:`HasArrays`."""
         tensors = [torch.from_numpy(array) for arrays in self._arrays() for array in arrays.values()]
         return [tensor.pin_memory() for tensor in tensors] if self._pin else tensors
 

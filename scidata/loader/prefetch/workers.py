@@ -78,7 +78,8 @@ class WorkerPool:
             raise
 
     def read(self, index: int, epoch: object, over: Callable[[], bool]) -> tuple[Any, object]:
-        """Return this rank's part of a sample, and the read's statistics. From as many threads as there are processes.
+        """Return this rank's part of a sample and the read's statistics. Called by as many threads as there are
+        processes.
 
         Raises WorkerDiedError: the process has ended. Errors of reading are raised as they are, with the process's
         traceback as a note.
@@ -102,7 +103,7 @@ class WorkerPool:
                     raise _OverError from None
 
     def stop(self) -> None:
-        """Tell the processes to end; takes no lock."""
+        """Stop the processes; takes no lock."""
         self.closed = True
         for process in self._processes:
             if process.is_alive() and process.pid is not None:
@@ -120,7 +121,7 @@ class WorkerPool:
 
 
 class WorkerReader:
-    """Reads samples through a pool, in one epoch; its calls fill a slot, or buffers."""
+    """Reads samples of one epoch through a pool; its calls fill a slot, or buffers."""
 
     def __init__(self, pool: WorkerPool, epoch: object, *, keep: bool) -> None:
         self._pool, self._epoch, self._keep = pool, epoch, keep
@@ -149,7 +150,7 @@ class WorkerReader:
 
 
 class _OverError(Exception):
-    """The epoch is over; nobody wants the sample."""
+    """The epoch is over, so the sample is not needed."""
 
 
 class _Worker:
@@ -244,7 +245,7 @@ def _read(source: DatasetAdapter, index: int, epoch: object) -> tuple[Any, objec
 
 
 def _shared(spec: BufferSpec) -> torch.Tensor:
-    """Return a tensor in shared memory, so that it need not be copied there."""
+    """Return a tensor allocated in shared memory, which saves a copy."""
     dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
     storage = shared_storage(max(1, spec.nbytes))
     return torch.empty(0, dtype=dtype).set_(storage)[: spec.nbytes // dtype.itemsize].view(spec.shape)

@@ -1,4 +1,4 @@
-"""Outputs stay apart from inputs: none is an input, lies in one, or is a folder that holds one. The one rule for all.
+"""Check that outputs are apart from inputs: an output is no input, lies in none, and holds none.
 
 Compared by device and inode of whatever is there, from the path up: links, ``..``, other spellings, hard links, bind
 mounts and file systems that ignore case do not hide that two paths are one.
@@ -30,9 +30,9 @@ def check_apart(
     """
     path = os.fspath(out)
     here = local_path(path)
-    is_there = here is not None and os.path.exists(_real(here))  # first: other parts of a job make it meanwhile
+    is_there = here is not None and os.path.exists(_real(here))  # first: other parts of a job create it concurrently
     own = [] if here is None else _places(here)
-    folders: dict[str, list[_Place]] = {}  # many inputs lie in few of them
+    folders: dict[str, list[_Place]] = {}  # many inputs share few folders
     for given in inputs:
         each = os.fspath(given)
         other = local_path(each)
@@ -52,7 +52,7 @@ def _relation(own: list[_Place], is_there: bool, path: str, folders: dict[str, l
     while not os.path.lexists(path):  # a group in a file
         path = os.path.dirname(path)
     if path != whole and os.path.isdir(path):
-        return None  # there is no such input
+        return None  # the input is missing
     place, folder = _place(path), os.path.dirname(path)
     if place in own:
         return "is" if is_there and own[0] == place else "lies in"
@@ -66,7 +66,7 @@ def _real(path: str) -> str:
 
 
 def _places(path: str) -> list[_Place]:
-    """Return the place of a path, as far as it is there, and of every folder above it."""
+    """Return device and inode of the path and of each folder above it, as far as they exist."""
     found, real = [], _real(path)
     while True:
         if (place := _place(real)) is not None:
@@ -85,7 +85,7 @@ def _place(path: str) -> _Place | None:
 
 
 def _key(url: str) -> str:
-    """Return the address that identifies an object: of a chain, that of its last part."""
+    """Return the address that identifies an object; of a chained URL, that of its last part."""
     address = url.identity if isinstance(url, Url) else url
     scheme, _, rest = address.rpartition("::")[2].partition("://")
     return f"{_ALIASES.get(scheme, scheme)}://{re.sub('/+', '/', rest).rstrip('/')}"

@@ -1,4 +1,4 @@
-"""Uneven bounds and halo windows: the one place that knows how a dimension is split.
+"""Uneven bounds and halo windows: the only module that splits a dimension.
 
 ``bounds`` is ``(num_parts + 1,)`` int64, non-decreasing, from 0 to ``num_global``; part ``p`` owns
 ``[bounds[p], bounds[p + 1])``. Reader, shards, sampler, CLI and tests all call these functions. Pure arithmetic.
@@ -17,7 +17,7 @@ from scidata.core.checks import NO_MEMORY, too_large
 from scidata.core.types import IntArray, Segment, Segments, SegmentTable, segment_table
 from scidata.errors import ConfigError
 
-_MANY = 64  # segments: as many are kept as a table
+_MANY = 64  # from this many segments on, use a table
 
 
 def _check_parts(num_global: int, num_parts: int, align: int) -> None:
@@ -41,7 +41,7 @@ def _check_parts(num_global: int, num_parts: int, align: int) -> None:
 
 
 def even_bounds(num_global: int, num_parts: int, *, align: int = 1) -> IntArray:
-    """Split as evenly as ``align`` allows; the remainder goes to the first parts.
+    """Split as evenly as ``align`` allows; the first parts get the remainder.
 
     Raises ConfigError: more parts than (groups of ``align``) rows, or ``align`` does not divide ``num_global``.
     """
@@ -89,7 +89,7 @@ def chunk_bounds(
     cuts = np.empty(num_parts - 1, np.int64)
     first = 0
     for part in range(num_parts - 1):
-        last = len(usable) - (num_parts - 2 - part)  # leave an edge for each cut still to come
+        last = len(usable) - (num_parts - 2 - part)  # leave an edge for each remaining cut
         choices = usable[first:last]
         best = int(np.argmin(np.abs(choices - even[part + 1])))
         cuts[part] = choices[best]
@@ -101,13 +101,13 @@ def chunk_bounds(
 
 
 def explicit_bounds(bounds: Sequence[int] | npt.ArrayLike, num_global: int, num_parts: int) -> IntArray:
-    """Check bounds that the user gave. Empty parts are legal."""
+    """Check the user's bounds. Empty parts are legal."""
     array = np.asarray(bounds)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(f"bounds must be a list of integers, not {bounds!r}")
     if len(array) != num_parts + 1:
         raise ConfigError(f"{num_parts} ranks need {num_parts + 1} bounds, not {len(array)}: {array.tolist()}")
-    if (array[1:] < array[:-1]).any():  # a difference of unsigned ones would not be negative
+    if (array[1:] < array[:-1]).any():  # unsigned differences would never be negative
         raise ConfigError(f"bounds must not decrease: {array.tolist()}")
     if array[0] != 0 or array[-1] != num_global:
         raise ConfigError(f"bounds must run from 0 to {num_global}, not from {array[0]} to {array[-1]}")
@@ -117,7 +117,7 @@ def explicit_bounds(bounds: Sequence[int] | npt.ArrayLike, num_global: int, num_
 def halo_widths(
     bounds: npt.ArrayLike, part: int, *, lo: int, hi: int, periodic: bool, before: int = 0, after: int = 0
 ) -> tuple[int, int]:
-    """Return the rows below and above that ``part`` really has: clipped at a non-periodic edge.
+    """Return the widths of the halo of ``part`` below and above, clipped at non-periodic edges.
 
     ``before`` and ``after``: rows that there are beyond the edges, of a patch of a larger grid. An empty part has no
     halo: there is nothing that it could be the halo of.
@@ -151,7 +151,7 @@ def window(
 
 
 def wrapped(first: int, stop: int, num_global: int) -> tuple[Segment, ...]:
-    """Return rows from ``first`` to ``stop``, which may lie beyond the edges, as segments of ``[0, num_global)``."""
+    """Return rows ``[first, stop)``, which may pass the edges, as segments of ``[0, num_global)``."""
     position, remaining, offset = first, stop - first, 0
     segments = []
     while remaining > 0:
@@ -191,7 +191,7 @@ def _indices(selection: object, num_rows: int) -> IntArray:
             "a value for each row"
         )
     if array.dtype.kind == "u":
-        array = np.minimum(array, num_rows)  # out of range as before, and no int64 overflows
+        array = np.minimum(array, num_rows)  # stays out of range, and does not overflow int64
     return array.reshape(-1).astype(np.int64)
 
 
@@ -203,12 +203,12 @@ def _runs(rows: IntArray) -> IntArray:
     if not len(rows):
         return np.empty((0, 4), np.int64)
     step = np.diff(rows)
-    begins = np.ones(len(step), np.bool_)  # of links between rows: where the step changes
+    begins = np.ones(len(step), np.bool_)  # links between rows at which the step changes
     begins[1:] = step[1:] != step[:-1]
     length = np.diff(np.append(np.flatnonzero(begins), len(step)))
     linked = (np.repeat(length, length) > 1) | (np.abs(step) == 1)
     linked &= step != 0
-    linked[1:] &= ~(begins[1:] & linked[:-1])  # the row where two runs meet belongs to the first
+    linked[1:] &= ~(begins[1:] & linked[:-1])  # a row between two runs belongs to the first
     first = np.flatnonzero(np.concatenate([[True], ~linked]))
     count = np.diff(np.append(first, len(rows)))
     by = np.where(count > 1, np.append(step, 1)[first], 1)
@@ -216,7 +216,7 @@ def _runs(rows: IntArray) -> IntArray:
 
 
 def rows_of(segments: Sequence[Segment]) -> IntArray:
-    """Return the rows of segments, one after the other, ``(num,)`` int64."""
+    """Return the rows of all segments in order, ``(num,)`` int64."""
     start, count, step, _ = segment_table(segments).T
     num = int(count.sum())
     try:
@@ -228,7 +228,7 @@ def rows_of(segments: Sequence[Segment]) -> IntArray:
 
 
 def num_rows_of(segments: Sequence[Segment]) -> int:
-    """Return how many rows segments have."""
+    """Return the number of rows in segments."""
     if isinstance(segments, SegmentTable):
         return int(segments.table[:, 1].sum())
     return sum(s.count for s in segments)
@@ -240,7 +240,7 @@ def compose(outer: Segments, inner: Sequence[Segment]) -> Segments:
     ``outer`` is a global crop or stride, ``inner`` a rank's window in the selected rows. Of rows 0 2 4 | 10 11 12, two
     segments, the window from 1 to 5 has 2 4 | 10 11.
     """
-    if not isinstance(outer, SegmentTable):  # of a few, NumPy's calls would take longer
+    if not isinstance(outer, SegmentTable):  # plain Python is faster for a few
         few = []
         for part, s in itertools.product(inner, outer):
             at, stop = max(s.offset, part.start), min(s.offset + s.count, part.start + part.count)
@@ -258,7 +258,7 @@ def compose(outer: Segments, inner: Sequence[Segment]) -> Segments:
 
 
 def bounds_of(sizes: npt.ArrayLike) -> IntArray:
-    """Return ``(num + 1,)`` int64 bounds of parts, or offsets of rows, of these sizes."""
+    """Return the ``(num + 1,)`` int64 bounds of parts, or row offsets, of these sizes."""
     array = np.asarray(sizes)
     bounds = np.zeros(len(array) + 1, np.int64)
     np.cumsum(array, dtype=np.int64, out=bounds[1:])
@@ -266,30 +266,30 @@ def bounds_of(sizes: npt.ArrayLike) -> IntArray:
 
 
 def sizes_of(bounds: npt.ArrayLike) -> tuple[int, ...]:
-    """Return how many rows each part has."""
+    """Return the number of rows of each part."""
     return tuple(np.diff(np.asarray(bounds)).tolist())
 
 
 @lru_cache(maxsize=128)
 def even_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
-    """Split as evenly as possible, the longer parts first, as :func:`even_bounds`; here parts may be empty."""
+    """Split evenly, longer parts first, as :func:`even_bounds` does; here parts may be empty."""
     size, rest = divmod(num_rows, num_parts)
     return (size + 1,) * rest + (size,) * (num_parts - rest)
 
 
 def chunk_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
-    """Return the sizes that ``torch.chunk`` gives, with zeros for the parts that it leaves out."""
+    """Return the sizes of ``torch.chunk``'s parts, and zeros for the parts that it omits."""
     size = -(-num_rows // num_parts)
     return tuple(min(size, max(0, num_rows - size * part)) for part in range(num_parts))
 
 
 def owners_of(bounds: npt.ArrayLike, rows: npt.ArrayLike) -> IntArray:
-    """Return the part that owns each row, int64: of equal bounds the last, because an empty part owns nothing."""
+    """Return the part that owns each row, int64. Of equal bounds the last counts, since empty parts own nothing."""
     return np.searchsorted(np.asarray(bounds), rows, side="right").astype(np.int64, copy=False) - 1
 
 
 def at_least_one_each(cuts: npt.ArrayLike, num_rows: int) -> IntArray:
-    """Move the cuts between parts as little as gives every part a row, and return bounds.
+    """Move the cuts as little as possible so that each part has a row, and return the bounds.
 
     ``cuts``: ``(num_parts - 1,)`` rows where parts after the first begin, sorted or not; ``num_parts <= num_rows``.
     """

@@ -1,4 +1,4 @@
-"""Values by key, kept for the next time within a bounded size. The one cache of the package."""
+"""Bounded cache of values by key, the only one of the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_
 
 
 class Cache(Generic[_T]):
-    """Values by key, none of them None. Thread-safe, also where a process forks meanwhile; pickles empty.
+    """Bounded, thread-safe and fork-safe map from keys to values other than None; pickles empty.
 
     ``max_size``: how much is kept: bytes, where values are put with their bytes; else so many values.
     ``evict``: the value to drop when there is no more room: the ``"oldest"``; the one whose last use is longest ago
@@ -31,14 +31,14 @@ class Cache(Generic[_T]):
         self.max_size, self.evict = max_size, evict
         self.size = 0
         self._entries: OrderedDict[Hashable, _T] = OrderedDict()
-        self._sizes: dict[Hashable, int] = {}  # those that are not 1
+        self._sizes: dict[Hashable, int] = {}  # only sizes other than 1
         self._demoted: dict[Hashable, None] = {}
         self._making: dict[tuple[int, Hashable], Future[_T]] = {}
-        if evict != "lru":  # each operation on a ShardTensor looks something up: that costs no more than a dict's get
+        if evict != "lru":  # every operation on a ShardTensor does a lookup, which must cost no more than a dict's
             self.get = self._entries.get  # type: ignore[method-assign, assignment]
 
     def get(self, key: Hashable) -> _T | None:
-        """Return the value of a key, or None."""
+        """Return a key's value, or None."""
         with lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
@@ -46,9 +46,9 @@ class Cache(Generic[_T]):
             return self._entries.get(key)
 
     def put(self, key: Hashable, value: _T, size: int = 1) -> _T:
-        """Keep a value in place of the key's earlier one, if there is room; return it."""
+        """Store a value, replacing the key's earlier one, if there is room; return the value."""
         with lock:
-            gone = [self._pop(key)] if key in self._entries else []  # freed once the lock is
+            gone = [self._pop(key)] if key in self._entries else []  # freed after the lock is released
             room = self.max_size - size
             while self.evict != "none" and self.size > room >= 0:
                 gone.append(self._pop(next(iter(self._demoted or self._entries))))
@@ -60,13 +60,13 @@ class Cache(Generic[_T]):
         return value
 
     def drop(self, key: Hashable) -> None:
-        """Release a value, where it is kept."""
+        """Remove a key's value, if any."""
         with lock:
             gone = self._pop(key)
         del gone
 
     def demote(self, key: Hashable) -> None:
-        """Let a value go before others, after those that this was said of earlier: no use of it is in sight."""
+        """Evict this entry before others, but after entries demoted earlier: no further use is expected."""
         with lock:
             if key in self._entries:
                 self._demoted.setdefault(key)
@@ -81,7 +81,7 @@ class Cache(Generic[_T]):
     def get_or_make(
         self, key: Hashable, make: Callable[[], _T], size: Callable[[_T], int] | None = None, *, once: bool = False
     ) -> _T:
-        """Return the value of a key; if missing, make it.
+        """Return a key's value; make it if missing.
 
         ``size``: returns the size of a new value, if it is not 1.
         ``once``: of threads that want the value at the same time, one makes it; the others wait for it, or for its
@@ -101,7 +101,7 @@ class Cache(Generic[_T]):
             return self.put(key, value, nbytes) if found is None else found
 
     def _make_once(self, key: Hashable, make: Callable[[], _T], size: Callable[[_T], int] | None) -> _T:
-        slot = os.getpid(), key  # a forked child lacks the threads of its parent, so that nobody makes it there
+        slot = os.getpid(), key  # a forked child lacks the parent's threads
         with lock:
             found = self._entries.get(key)
             if found is not None:

@@ -1,4 +1,4 @@
-"""Arguments of the wrong type, answered where they are given: each check names the argument and the type that it takes.
+"""Type checks of arguments; each error names the argument and the type that it takes.
 
 Python's own duck typing lets many through: a string is a sequence of names, ``True`` an index, 0.5 rounds to 0.
 """
@@ -25,7 +25,7 @@ from scidata.errors import ConfigError, MissingDependencyError, TooLargeError, n
 
 
 def as_index(index: SupportsIndex) -> int:
-    """Return the index of a sample as Python's integer."""
+    """Return a sample's index as Python's integer."""
     try:
         return operator.index(index)
     except TypeError:
@@ -35,12 +35,12 @@ def as_index(index: SupportsIndex) -> int:
 
 
 def is_int(value: object) -> bool:
-    """Whether it is an integer, Python's or NumPy's, and no bool."""
+    """Return True if a value is an integer, Python's or NumPy's, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def check_int(name: str, value: object, *, least: int | None = None) -> int:
-    """Return an integer, NumPy's too, as Python's; not a bool, a float or a text."""
+    """Return an integer, Python's or NumPy's, as Python's; refuse bools, floats and text."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ConfigError(f"{name}={value!r}: expected an integer, not {type(value).__name__}")
     if least is not None and value < least:
@@ -49,19 +49,19 @@ def check_int(name: str, value: object, *, least: int | None = None) -> int:
 
 
 def check_optional_int(name: str, value: object, *, least: int | None = None) -> int | None:
-    """Return an integer, or None if none is given."""
+    """Return an integer, or None if it is None."""
     return None if value is None else check_int(name, value, least=least)
 
 
 def bytes_of(text: str) -> int | None:
-    """Return the bytes that ``"500G"``, ``"1.5TiB"`` or a number says, by powers of 1024; None if it is no size."""
+    """Parse a size, ``"500G"``, ``"1.5TiB"`` or a number, in powers of 1024; None if it is no size."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     number = 0 if found is None else int(float(found[1]) * 1024 ** " KMGTP".index(found[2].upper() or " "))
     return number or None
 
 
 def check_bytes(name: str, value: object) -> int:
-    """Return a number of bytes, given as one or as a text such as ``"8G"``."""
+    """Return a size in bytes, given as a number or a text such as ``"8G"``."""
     if not isinstance(value, str):
         return check_int(name, value, least=1)
     if (number := bytes_of(value)) is None:
@@ -76,7 +76,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def names_of(name: str, value: object) -> list[str]:
-    """Return one name, or a sequence of them, as a list."""
+    """Return one name or several as a list."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, Sequence | set | frozenset | np.ndarray) or isinstance(value, bytes):
@@ -85,7 +85,7 @@ def names_of(name: str, value: object) -> list[str]:
 
 
 def check_steps(steps: object, what: str = "steps") -> tuple[int, ...]:
-    """Return the ``steps`` of a sample, or of a field of it, as integers."""
+    """Return ``steps`` of a sample or field as integers."""
     if isinstance(steps, str | Mapping) or not isinstance(steps, Iterable):
         raise ConfigError(f"{what}={steps!r}: expected a tuple of offsets, such as (0,) or (0, 1)")
     found = tuple(check_int(what, step) for step in steps)
@@ -95,7 +95,7 @@ def check_steps(steps: object, what: str = "steps") -> tuple[int, ...]:
 
 
 def check_field_steps(steps: object) -> None:
-    """Check ``steps`` of a sample: for all fields, or by field."""
+    """Check ``steps``, for all fields or by field."""
     if not isinstance(steps, Mapping):
         check_steps(steps)
         return
@@ -106,25 +106,25 @@ def check_field_steps(steps: object) -> None:
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Raise unless a value is one of some words; near ones are named."""
+    """Raise unless a value is one of the choices; the error names near ones."""
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}{near_matches(value, choices)}")
 
 
 def check_mapping(name: str, value: object, example: str) -> None:
-    """Raise unless a value is a mapping, or None, the default."""
+    """Raise unless a value is a mapping or None."""
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected a mapping, such as {example}")
 
 
 def check_function(name: str, value: object) -> None:
-    """Raise unless a value can be called, or is None, the default."""
+    """Raise unless a value is callable or None."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name}={value!r}: expected a function, not {type(value).__name__}")
 
 
 def refuse(given: Mapping[str, bool], why: str) -> None:
-    """Refuse arguments that were given and mean nothing here."""
+    """Raise if arguments are given that have no effect here."""
     for name, present in given.items():
         if present:
             raise ConfigError(f"{name}: {why}; leave it out")
@@ -138,12 +138,12 @@ def optional_module(name: str, what: str, extra: str) -> ModuleType:
         raise MissingDependencyError(f"{what}; {install_hint(extra)}") from e
 
 
-#: Errors of an allocation: of more than there are addresses, or than mmap gives, too.
+#: Exceptions of a failed allocation, also of one beyond the address space or mmap's limit.
 NO_MEMORY = (MemoryError, ValueError, OverflowError, OSError)
 
 
 def allocate(what: str, shape: tuple[int, ...], dtype: npt.DTypeLike, empty: Empty = empty) -> AnyArray:
-    """Return an uninitialised array; ``what`` is read into it."""
+    """Return an uninitialised array; ``what`` names its content in errors."""
     try:
         return empty(shape, dtype)
     except NO_MEMORY as e:
@@ -151,7 +151,7 @@ def allocate(what: str, shape: tuple[int, ...], dtype: npt.DTypeLike, empty: Emp
 
 
 def too_large(what: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> TooLargeError:
-    """Return the error for an array that could not be allocated, with one of ``NO_MEMORY``."""
+    """Return the error to raise when an allocation failed with one of ``NO_MEMORY``."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     return TooLargeError(
         f"{what}: {shape} of {np.dtype(dtype)} take {nbytes} bytes, more than can be allocated; its metadata are "
@@ -163,11 +163,11 @@ _Nbytes = TypeVar("_Nbytes", int, IntArray)
 
 
 def largest_encoded(nbytes: _Nbytes) -> _Nbytes:
-    """Return the most bytes that a chunk of ``nbytes``, or chunks of each, can honestly take when encoded."""
+    """Return the largest plausible encoded size of a chunk of ``nbytes``, or of each of several."""
     return 2 * nbytes + (64 << 10)
 
 
-#: A span of time; a number, in the units of the keys, where these are no times.
+#: A time span, or a number in the keys' units if keys are not times.
 Duration: TypeAlias = str | datetime.timedelta | np.timedelta64 | int | float
 
 _SPAN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?|)\s*([a-z]+)\s*", re.IGNORECASE)
@@ -184,7 +184,7 @@ _NANOSECONDS = {
 
 
 def nanoseconds(name: str, value: object) -> int:
-    """Return a span of time in nanoseconds; ``name`` is that of the argument."""
+    """Return a time span in nanoseconds; ``name`` is the argument's."""
     if isinstance(value, datetime.timedelta):
         return (value // datetime.timedelta(microseconds=1)) * 1000
     if isinstance(value, np.timedelta64) and np.datetime_data(value)[0] not in ("Y", "M", "generic"):

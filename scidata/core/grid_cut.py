@@ -1,4 +1,4 @@
-"""How points follow the cut of a grid: whose part of it each lies in. Pure arithmetic."""
+"""Assign points to the ranks of a split grid by their coordinates. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import numpy.typing as npt
 from scidata.core.types import AnyArray, FloatArray, IntArray
 from scidata.errors import ConfigError
 
-#: Column of positions by the role of a coordinate.
+#: Position column of each coordinate role.
 COLUMNS: Mapping[str | None, int] = {"X": 0, "Y": 1}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _CutDim:
-    """One dim of a grid, as it is split along an axis of ranks; of one that descends the negative values."""
+    """One split dim of a grid; a descending coordinate is stored negated."""
 
     column: int
     sign: float
     first: float
-    starts: FloatArray  # of each part but the first, from there
+    starts: FloatArray  # first coordinate of each part but the first, relative to ``first``
 
     def parts_of(self, x: AnyArray, period: float) -> IntArray:
-        """Return the part that has the row below each place: the cell above that row is the part's."""
+        """Return the part of each place: the owner of the row below it, which owns the cell above that row."""
         y, ascends = self.sign * x - self.first, self.sign > 0
         if period:
             y = np.remainder(y, period) if ascends else period - np.remainder(-y, period)
-        # a row of a grid that descends belongs to the cell before it, as interpolation has it
+        # a row of a descending grid belongs to the cell before it, as in interpolation
         return np.searchsorted(self.starts, y, side="right" if ascends else "left")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GridCut:
-    """The split of a grid over ranks, by coordinates: a dim for each axis, the last axis varying fastest."""
+    """Split of a grid over ranks by coordinates: one dim per mesh axis, the last axis varying fastest."""
 
     dims: tuple[_CutDim, ...]
 
     @classmethod
     def of(cls, dims: Sequence[tuple[int, npt.ArrayLike, npt.ArrayLike, bool]]) -> GridCut:
-        """Make one of the column of positions, coordinate and bounds of each dim, and whether that wraps."""
+        """Build a cut from each dim's position column, coordinate, bounds, and whether it wraps."""
         made = []
         for column, values, bounds, wraps in dims:
             rows, cuts = np.asarray(values, np.float64), np.asarray(bounds)[1:-1]
@@ -60,7 +60,7 @@ class GridCut:
         return math.prod(len(dim.starts) + 1 for dim in self.dims)
 
     def owners(self, points: AnyArray, *, on_sphere: bool) -> IntArray:
-        """Return the rank of each point ``(num, 2 or 3)``: x or longitude, y or latitude. NaN: the last."""
+        """Return the rank of each point ``(num, 2 or 3)``: x or longitude, y or latitude. NaN goes to the last rank."""
         owner = np.zeros(len(points), np.int64)
         for dim in self.dims:
             period = 360.0 if on_sphere and dim.column == 0 else 0.0

@@ -1,4 +1,4 @@
-"""Data sets, samples, tensors, plans and loaders in notebooks: a small table each, names escaped."""
+"""HTML tables for notebooks: data sets, samples, tensors, plans and loaders. Names are escaped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from scidata.errors import visible
 
 _CELL = "padding:1px 8px;text-align:{}"
 _BOX = "font-family:monospace;font-size:12px;border:1px solid #bbb;border-radius:4px;padding:6px;display:inline-block"
-MANY = 24  # rows; of more the first are shown
+MANY = 24  # rows shown; longer tables are cut
 
 
 def escaped(value: object) -> str:
-    """Return a text for a page: no markup, no control characters, no secret of a URL."""
+    """Return a text for HTML: without markup, control characters and URL secrets."""
     return html.escape(visible(public_text(str(value))))
 
 
@@ -24,7 +24,7 @@ def card(
     columns: Sequence[str] = (),
     rows: Iterable[Sequence[object]] = (),
 ) -> str:
-    """Return a title, facts by name, and a table.
+    """Return HTML with a title, named facts, and a table.
 
     ``facts``: None and empty texts are left out.
     ``columns, rows``: the first column is names, aligned to the left; so is all text but numbers.

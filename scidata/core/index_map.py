@@ -1,4 +1,4 @@
-"""The owner of each row of irregular data, and the ghosts that a part holds: rows that others own.
+"""Owners of irregular rows, and each part's ghosts: rows owned by other parts.
 
 The idea and the name are DOLFINx's. Pure arithmetic: data are moved elsewhere.
 """
@@ -19,7 +19,7 @@ from scidata.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexMap:
-    """The rows of one part: those it owns, then its ghosts, in local numbering.
+    """One part's rows in local numbering: owned rows, then ghosts.
 
     Attributes
     ----------
@@ -75,43 +75,43 @@ class IndexMap:
 
     @property
     def owned(self) -> tuple[int, int]:
-        """First owned global id, and the one after the last."""
+        """First owned global id, and one past the last."""
         return int(self.bounds[self.part]), int(self.bounds[self.part + 1])
 
     @property
     def num_owned(self) -> int:
-        """Rows that the part owns."""
+        """Number of owned rows."""
         start, stop = self.owned
         return stop - start
 
     @property
     def num_ghost(self) -> int:
-        """Rows of others that it holds."""
+        """Number of ghosts."""
         return len(self.ghosts)
 
     @property
     def num_local(self) -> int:
-        """Owned rows and ghosts."""
+        """Number of owned rows and ghosts."""
         return self.num_owned + self.num_ghost
 
     @property
     def num_global(self) -> int:
-        """Rows of all parts."""
+        """Number of rows of all parts."""
         return int(self.bounds[-1])
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of each part."""
+        """Number of rows of each part."""
         return sizes_of(self.bounds)
 
     @cached_property
     def owners(self) -> IntArray:
-        """``(num_ghost,)`` int64: the part that owns each ghost."""
+        """``(num_ghost,)`` int64: owner of each ghost."""
         return owners_of(self.bounds, self.ghosts)
 
     @cached_property
     def recv_counts(self) -> IntArray:
-        """``(num_parts,)`` int64: ghosts that each part owns."""
+        """``(num_parts,)`` int64: number of ghosts that each part owns."""
         return np.bincount(self.owners, minlength=self.num_parts).astype(np.int64)
 
     def to_local(self, global_ids: npt.ArrayLike) -> IntArray:
@@ -135,7 +135,7 @@ class IndexMap:
         ids = _integers(global_ids, "global ids")
         start, stop = self.owned
         local = ids.copy()
-        local -= start  # in place, so that a single id stays an array
+        local -= start  # in place, so that a single id remains an array
         elsewhere = (ids < start) | (ids >= stop)
         wanted = ids[elsewhere]
         if len(wanted):

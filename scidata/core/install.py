@@ -1,4 +1,4 @@
-"""What to install where an optional package is missing: a command that works however scidata itself came here."""
+"""Installation hints for optional packages, which work however scidata was installed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 
-#: On package indexes; ``scidata`` is another project there.
+#: The name on package indexes, where ``scidata`` is another project.
 DISTRIBUTION = "scidata-parallel"
 
 _SELF = re.compile(rf"{DISTRIBUTION}\[([^]]*)\]")
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs the packages of an extra, and its name.
+    """Return the command that installs an extra's packages, and its name.
 
     The packages by their own names, since scidata may have come from a checkout, a wheel or an index, or lie on
     ``PYTHONPATH`` only; the extra by the name that the README and pages have.
     """
     packages = list(_packages(extra))
-    if not packages:  # an installation older than the extra
+    if not packages:  # this installation is older than the extra
         return f"pip install '{DISTRIBUTION}[{extra}]'"
     return f"pip install {' '.join(map(shlex.quote, packages))} (the extra '.[{extra}]')"
 
@@ -40,9 +40,9 @@ def _packages(extra: str) -> Iterator[str]:
 
 @cache
 def _extras() -> dict[str, list[str]]:
-    """Return the requirements of each extra, without their markers."""
+    """Return each extra's requirements without markers."""
     checkout = os.path.join(os.path.dirname(__file__), "..", "..", "pyproject.toml")
-    if os.path.isfile(checkout):  # the installed metadata of an editable checkout may be older
+    if os.path.isfile(checkout):  # an editable checkout's installed metadata may be older
         with open(checkout, "rb") as file:
             project = tomllib.load(file).get("project", {})
         if project.get("name") == DISTRIBUTION:

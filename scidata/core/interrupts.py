@@ -1,4 +1,4 @@
-"""Signals that reach all processes of a program, left to the one that began the others.
+"""Leave signals sent to a whole process group to the process that started the others.
 
 A terminal sends Ctrl-C to all of them, and SLURM what it sends before the time is up (see ``scidata.StopSignal``).
 """
@@ -16,7 +16,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold signals back until the end, and from each process begun here until it calls :func:`ignore_interrupts`.
+    """Block signals until the end, and in child processes until they call :func:`ignore_interrupts`.
 
     A process takes seconds to import its modules, and an interrupt would print a traceback meanwhile; so would the end
     of its beginner before it has sent the function to run.
@@ -25,9 +25,9 @@ def interrupts_held() -> Iterator[None]:
     came: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        resource_tracker.ensure_running()  # it keeps the mask, else SIGUSR1 would end it; here, it lets SIGINT through
+        resource_tracker.ensure_running()  # keeps the mask, else SIGUSR1 would end it; SIGINT passes here
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        if callable(handler):  # another thread takes the signal, and Python then runs the handler in this one
+        if callable(handler):  # another thread receives the signal; Python then runs the handler in this thread
             signal.signal(signal.SIGINT, lambda number, _: came.append(number))
         yield
     finally:
@@ -39,7 +39,7 @@ def interrupts_held() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """Ignore these signals in this process, from its beginning on: its beginner ends it."""
+    """Ignore these signals in this process from the start; its parent ends it."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # for the programs that this one runs
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # for child programs

@@ -1,4 +1,4 @@
-"""Unknown keyword arguments of public functions are answered with near ones."""
+"""Reject unknown keyword arguments of public functions, and name near ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scidata.errors import near_matches
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-#: Arguments of torch and xarray that belong elsewhere here, or are known without being told.
+#: Arguments of torch and xarray that have another name or place in scidata, or are inferred.
 _ELSEWHERE = {
     "num_replicas": "the mesh says how many ranks read other samples: pass mesh=scidata.init_mesh(dp=…)",
     "rank": "the mesh knows which rank this is: pass mesh=scidata.init_mesh()",
@@ -35,7 +35,7 @@ def _answer(unknown: str, known: Iterable[str]) -> str:
 
 
 def checked_keywords(function: F) -> F:
-    """Make a function refuse keyword arguments that it does not have, before it does anything."""
+    """Make a function reject unknown keyword arguments before it runs."""
     kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = inspect.signature(function).parameters.values()
     assert not [p for p in parameters if p.kind is p.VAR_KEYWORD], "takes any"
@@ -47,7 +47,7 @@ def checked_keywords(function: F) -> F:
             unknown = next(name for name in kwargs if name not in known)
             name = function.__qualname__
             if name.endswith(".__init__"):
-                name = type(args[0]).__name__  # which may inherit it
+                name = type(args[0]).__name__  # subclasses may inherit it
             raise TypeError(f"{name}() has no argument {unknown!r}{_answer(unknown, known)}")
         return function(*args, **kwargs)
 

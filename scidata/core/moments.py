@@ -1,4 +1,4 @@
-"""Count, sums, squares and extremes of very many numbers, exactly: the same bits for any split and any order.
+"""Exact count, sums, squares and extremes of any number of values: equal bits for any split and order.
 
 Numbers are cut into slices of few bits on a common grid, so that float64 holds sums of slices, and of products of
 slices, without rounding; those sums are then added up as Python's integers, which round nothing. The slices are those
@@ -17,20 +17,20 @@ import numpy as np
 
 from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
 
-#: Moments as JSON holds them: counts, and other numbers in hexadecimal.
+#: JSON form of moments: counts as integers, other numbers in hexadecimal.
 State: TypeAlias = dict[str, list[int | str]]
 
-_PIECE = 1 << 14  # numbers that are worked on at once: slices of them lie in a core's second cache
-_BITS = 19  # of a slice: products of two have 38, and sums of _PIECE of these 52, which float64 holds
-_MAX_SLICES = 4  # 79 bits in all; numbers that reach further down are added apart from the others
-_DOT = 1 << 13  # BLAS works on vectors of 10000 and more with several threads
-_FAR = 300  # binary exponents beyond which squares come near to the ends of float64
+_PIECE = 1 << 14  # values per batch: its slices fit in a core's L2 cache
+_BITS = 19  # bits of a slice: products have 38, sums of _PIECE products 52, which float64 holds
+_MAX_SLICES = 4  # 79 bits in all; numbers with lower bits are added separately
+_DOT = 1 << 13  # BLAS uses several threads for vectors of 10000 and more
+_FAR = 300  # binary exponents beyond which squares approach float64's limits
 _COUNTS, _EXTREMES, _SUMS = ("count", "missing", "infinite"), ("min", "max"), ("sums", "squares")
-_UNIT = 1200  # sums are integers in units of 2**-1200, and those of squares of 2**-2400
+_UNIT = 1200  # sums are integers in units of 2**-1200, squares in units of 2**-2400
 
 
 class Moments:
-    """Exact moments of numbers in each of ``num_cells`` cells, of levels say.
+    """Exact moments in each of ``num_cells`` cells, for example levels.
 
     NaN is counted as missing, infinite numbers apart from it; neither enters the sums or the extremes. Integers of more
     than 53 bits are rounded to float64 first, as NumPy does.
@@ -50,10 +50,10 @@ class Moments:
         return len(self.count)
 
     def add(self, values: AnyArray, minus: AnyArray | None = None) -> None:
-        """Take in numbers, ``(num_cells, n)`` of any real dtype, or their differences from ``minus`` in float64."""
+        """Add values, ``(num_cells, n)`` of any real dtype, or their differences from ``minus`` in float64."""
         num_cells, num = values.shape
         at_once = max(1, _PIECE // max(1, num))  # cells
-        work = np.empty((_MAX_SLICES + 2, min(_PIECE, at_once * num)))  # once: fresh memory costs as much as the sums
+        work = np.empty((_MAX_SLICES + 2, min(_PIECE, at_once * num)))  # fresh memory costs as much as the sums
         for first in range(0, num_cells if num else 0, at_once):
             cells = slice(first, min(first + at_once, num_cells))
             for start in range(0, num, _PIECE):
@@ -79,7 +79,7 @@ class Moments:
             self.count[cells] -= x.shape[1] - num_finite
             low, high = np.where(finite, x, np.inf).min(axis=1), np.where(finite, x, -np.inf).max(axis=1)
             x = np.where(finite, x, 0.0)
-        # minus zero and zero are equal, and which of them comes first depends on the split
+        # -0.0 equals 0.0, and the split decides which comes first
         self.min[cells] = np.minimum(self.min[cells], low + 0.0)
         self.max[cells] = np.maximum(self.max[cells], high + 0.0)
         self._add_finite(first, x, 0, work, max(float(high.max()), -float(low.min()), 0.0))
@@ -87,13 +87,13 @@ class Moments:
     def _add_finite(
         self, first: int, x: FloatArray, scaled: int, work: FloatArray | None = None, peak: float = -1.0
     ) -> None:
-        """Add numbers, which are ``2**scaled`` times the real ones, to the sums of cells from ``first`` on."""
+        """Add values, scaled by ``2**scaled``, to the sums of cells from ``first`` on."""
         if peak < 0:
             peak = max(float(x.max()), -float(x.min()))
         if peak == 0:
             return
         exponent = math.frexp(peak)[1]  # no number is larger than 2**exponent
-        if abs(exponent) > _FAR and not scaled:  # the largest is huge, or tiny: by other powers of two
+        if abs(exponent) > _FAR and not scaled:  # a huge or tiny maximum needs another power of two
             scaled = -2 * _FAR if exponent > 0 else 2 * _FAR
             far = np.abs(x) > 2.0**_FAR if exponent > 0 else np.ones(x.shape, np.bool_)
             self._add_finite(first, np.where(far, np.ldexp(x, scaled), 0.0), scaled)
@@ -109,7 +109,7 @@ class Moments:
 
     @staticmethod
     def _put(to: list[int], first: int, sums: FloatArray, unit: int) -> None:
-        """Add exact sums to integers, in units of ``2**-unit``."""
+        """Add exact sums to integers in units of ``2**-unit``."""
         for cell, value in enumerate(sums.tolist(), first):
             if value:
                 mantissa, exponent = math.frexp(value)
@@ -118,7 +118,7 @@ class Moments:
                 to[cell] += number << shift if shift >= 0 else number >> -shift  # multiples of the unit: exact
 
     def merge(self, other: Moments, cells: IntArray | None = None) -> None:
-        """Add the moments of other numbers, of the same cells, or of those with the numbers ``cells``."""
+        """Add other moments of the same cells, or of the cells ``cells``."""
         at = np.arange(self.num_cells) if cells is None else cells
         for name in _COUNTS:
             getattr(self, name)[at] += getattr(other, name)
@@ -128,14 +128,14 @@ class Moments:
             self._squares[cell] += square
 
     def state(self) -> State:
-        """Return all of it as plain values that JSON holds, for other processes."""
+        """Return the state as JSON values, for other processes."""
         state: State = {name: getattr(self, name).tolist() for name in _COUNTS}
         state |= {name: [value.hex() for value in getattr(self, name).tolist()] for name in _EXTREMES}
         return state | {name: [hex(value) for value in getattr(self, f"_{name}")] for name in _SUMS}
 
     @classmethod
     def of(cls, state: State) -> Moments:
-        """Return the moments that :meth:`state` described."""
+        """Restore moments from :meth:`state`."""
         made = cls(len(state["count"]))
         for name in _COUNTS:
             setattr(made, name, np.array(state[name], np.int64))
@@ -146,7 +146,7 @@ class Moments:
         return made
 
     def result(self) -> RoundedMoments:
-        """Return the moments as float64; NaN if there is no finite number."""
+        """Return the moments as float64; NaN for cells without finite values."""
         some = self.count > 0
         cells = list(zip(self.count.tolist(), self._sums, self._squares, strict=True))
         return RoundedMoments(
@@ -162,7 +162,7 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundedMoments:
-    """Moments rounded to float64: counts int64, the others float64, all of one shape; ``std`` is the population's."""
+    """Moments rounded to float64, counts int64, all of one shape; ``std`` is the population's."""
 
     count: IntArray
     missing: IntArray
@@ -177,12 +177,12 @@ class RoundedMoments:
         return {name: getattr(self, name) for name in (*_COUNTS, "mean", "std", *_EXTREMES)}
 
     def reshaped(self, shape: tuple[int, ...]) -> RoundedMoments:
-        """Return them in another shape."""
+        """Return the moments in another shape."""
         return RoundedMoments(**{name: array.reshape(shape) for name, array in self.parts().items()})
 
 
 def _sliced(x: FloatArray, exponent: int, work: FloatArray) -> tuple[list[FloatArray], BoolArray | None]:
-    """Cut numbers of at most ``2**exponent`` into slices that add up to them, but for those in the mask returned.
+    """Cut values of at most ``2**exponent`` into slices that add up to them, except those in the returned mask.
 
     Slice k consists of multiples of ``2**(exponent - 19 - 20 k)``, at most ``2**19`` of them. They lie in ``work``.
     """
@@ -192,7 +192,7 @@ def _sliced(x: FloatArray, exponent: int, work: FloatArray) -> tuple[list[FloatA
     room = [row[: x.size].reshape(x.shape) for row in work]
     rest = x
     for a in room[1:]:
-        big = math.ldexp(1.5, 52 + exponent - _BITS)  # adding it rounds to a multiple of its last place
+        big = math.ldexp(1.5, 52 + exponent - _BITS)  # adding it rounds to multiples of its last place
         np.add(rest, big, out=a)
         np.subtract(a, big, out=a)
         rest = np.subtract(rest, a, out=room[0])
@@ -214,7 +214,7 @@ def _row_dots(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def _deviation(num: int, total: int, square: int) -> float:
-    """Return the square root of ``square / num - (total / num)**2``, to one unit in the last place."""
+    """Return ``sqrt(square / num - (total / num)**2)``, to one unit in the last place."""
     top = num * square - total * total  # times num**-2 and 2**-2400
     if top == 0:
         return 0.0

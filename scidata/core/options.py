@@ -1,4 +1,4 @@
-"""What a user asks of a data set: one object, made where it is opened and handed down whole to whichever reader."""
+"""The user's read options, built when a data set is opened and passed down unchanged to its reader."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SampleDim: TypeAlias = str | int | Sequence[str | int] | None
 Crop: TypeAlias = Mapping[str, Any] | Mapping[str | int, Any]
 #: Offsets along the sample dimension: of all fields, or by field.
 Steps: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
-#: A cost of each row, of each dim or node set, or the name of a field.
+#: A cost per row, for each dim or node set, or the name of a field.
 Weights: TypeAlias = npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
-#: Rows below and above, or as many on either side.
+#: Rows below and above, or one number for both.
 HaloWidth: TypeAlias = int | tuple[int, int]
-#: A relation that a layer of a model follows, or several in one layer.
+#: Relation of one layer of a model, or several for one layer.
 Layer: TypeAlias = str | tuple[str, ...]
-#: A width, widths by dim, ``"cells"``, or the relations that the layers of a model follow.
+#: A width, widths by dim, ``"cells"``, or the relations of a model's layers.
 Halo: TypeAlias = (
     float
     | Literal["cells"]
@@ -47,21 +47,21 @@ Halo: TypeAlias = (
     | list[Layer]
     | tuple[Layer, ...]
 )
-#: How parts are cut, or the first row of each and the end.
+#: How bounds are chosen, or explicit bounds.
 Cut: TypeAlias = str | Sequence[int] | IntArray
-#: The same of all samples, by dim, or by stored sample.
+#: The same for all samples, by dim, or by stored sample.
 Bounds: TypeAlias = Cut | Mapping[str, Cut] | Mapping[int, Cut] | Mapping[str | int, Cut]
-#: Multiples that bounds fall on, of all dims or by dim.
+#: Multiples on which bounds fall, for all dims or by dim.
 Align: TypeAlias = int | Mapping[str, int] | Mapping[str | int, int]
 
-#: Rows of a table by the values of a column: one, several, or all between both ends of a slice.
+#: Table rows by a column's values: one, several, or a slice with both ends included.
 Where: TypeAlias = Mapping[str, Any]
 
-#: Options that mean something for grids alone.
+#: Options of grids only.
 ONLY_GRIDS = ("shard", "align", "periodic", "sel", "coords", "destagger", "gaps", "patch")
-#: Options of raw points alone: where they lie, and the rows of a table that are samples.
+#: Options of raw points only: their location, and the table rows that are samples.
 ONLY_POINTS = ("positions", "time", "window", "every", "where", "cut_like")
-#: Options that say which rows along a dimension are samples.
+#: Options that choose which rows along a dimension are samples.
 SAMPLES = ("sample_dim", "steps", "isel")
 
 _KINDS = ("grid", "points", "mesh", "graph")
@@ -71,7 +71,7 @@ _DECODE = ("rank", "node")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadOptions:
-    """The arguments of :func:`scidata.open_dataset` that choose data: their meaning and defaults are the same.
+    """Arguments of :func:`scidata.open_dataset` that select data, with equal meaning and defaults.
 
     Readers of grids, stores and raw points take it whole; options that mean nothing to them are at their defaults.
     ``dtype`` is NumPy's: the one that floating fields are read as.
@@ -158,7 +158,7 @@ class ReadOptions:
 
     @property
     def decodes(self) -> bool:
-        """Whether packed values are decoded as CF says."""
+        """Whether packed values are decoded by CF rules."""
         return bool(self.decode)
 
     @property
@@ -167,11 +167,11 @@ class ReadOptions:
         return self.decode == "node"
 
     def refuse(self, *names: str, why: str) -> None:
-        """Refuse those of some options that are given."""
+        """Raise if any of these options is given."""
         refuse(dict.fromkeys(self.given(*names), True), why)
 
     def given(self, *names: str) -> list[str]:
-        """Return those of some options that are neither at their default nor empty."""
+        """Return the options among these that are neither default nor empty."""
         return [name for name in names if not _is_default(getattr(self, name), getattr(DEFAULTS, name))]
 
 

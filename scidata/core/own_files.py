@@ -1,4 +1,4 @@
-"""Opens files that are scidata's own, for output or for its own state.
+"""Open scidata's own files, for output or internal state.
 
 Whoever may write to a folder may put a link there, or a FIFO, under a name that scidata is about to open. Nothing here
 follows the one, so that no other file of the user is written to, or waits for the other end of the second.
@@ -16,7 +16,7 @@ from scidata.errors import RefusedError
 
 
 def open_own(path: str, flags: int, mode: int = 0o600) -> int:
-    """Open a regular file; return its descriptor.
+    """Open a regular file and return its descriptor.
 
     ``flags``: as for ``os.open``. ``O_TRUNC`` empties the file once it is known to be one.
     Raises RefusedError: it is a link, has other names, so that a file somewhere else would be written to, too, or is no
@@ -49,7 +49,7 @@ def _refused(path: str, what: str) -> RefusedError:
 
 
 def make_own_folder(path: str) -> None:
-    """Make a folder of scidata's own, if it is not there."""
+    """Create one of scidata's folders if missing."""
     with contextlib.suppress(FileExistsError):
         os.makedirs(path, mode=0o700)
     if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -58,7 +58,7 @@ def make_own_folder(path: str) -> None:
 
 
 def write_whole(path: str, data: bytes, *, durable: bool = False) -> None:
-    """Write a file whole or not at all, by a temporary one beside it; a link to a file is replaced, not followed.
+    """Write a file atomically through a temporary file beside it; a link is replaced, not followed.
 
     ``durable``: have the content on disk before it gets its name, and the name before this returns.
     """
@@ -81,7 +81,7 @@ def write_whole(path: str, data: bytes, *, durable: bool = False) -> None:
 
 
 def sync(path: str) -> None:
-    """Force one file or folder to disk."""
+    """Flush one file or folder to disk."""
     descriptor = os.open(path or ".", os.O_RDONLY)
     try:
         os.fsync(descriptor)

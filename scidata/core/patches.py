@@ -1,4 +1,4 @@
-"""``Patches``: which patches of each global sample are samples."""
+"""``Patches``: how samples are cut from each global sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scidata.core.checks import check_int, check_mapping
 from scidata.errors import ConfigError, near_matches
 
-#: A number of rows of all dims of a patch, or by dim.
+#: Number of rows for all dims of a patch, or by dim.
 ByDim: TypeAlias = int | Mapping[str, int]
 
 _ORDERS = ("random", "regular")
@@ -20,7 +20,7 @@ _CHUNK = "chunk"
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """Patches of a grid: the ``patch`` of :func:`scidata.open_dataset`, where more is to be said than their size.
+    """Patches of a grid: the ``patch`` of :func:`scidata.open_dataset` with more options than a size.
 
     Parameters
     ----------
@@ -84,16 +84,16 @@ class Patches:
 
     @classmethod
     def of(cls, patch: Patches | Mapping[str, int]) -> Patches:
-        """Return them as they are, or of a size."""
+        """Return Patches unchanged, or build them from a size."""
         return patch if isinstance(patch, Patches) else cls(patch)
 
     @property
     def is_regular(self) -> bool:
-        """Whether they are tiles."""
+        """Whether patches are regular tiles."""
         return self.order == "regular"
 
     def renamed(self, names: Mapping[str, str]) -> Patches:
-        """Return the same of dims by other names, which have all that was given in one number."""
+        """Return a copy with renamed dims; values given as one number become values by dim."""
 
         def of(name: str, default: int) -> dict[str, Any]:
             return {names[dim]: value for dim, value in self._by_dim(name, default)}
@@ -103,12 +103,12 @@ class Patches:
 
     @property
     def overlaps(self) -> dict[str, int]:
-        """Rows that a tile shares with the next, by dim."""
+        """Rows shared with the next tile, by dim."""
         return {dim: check_int(f"patch: overlap of {dim!r}", n, least=0) for dim, n in self._by_dim("overlap", 0)}
 
     @property
     def units(self) -> dict[str, int]:
-        """The numbers whose multiples patches begin at, by dim; 0 if they begin at the edges of chunks."""
+        """Alignment of the first rows of patches, by dim; 0 means chunk edges."""
         given = self._by_dim("align", 1)
         return {d: 0 if n == _CHUNK else check_int(f"patch: align of {d!r}, or 'chunk'", n, least=1) for d, n in given}
 

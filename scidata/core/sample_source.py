@@ -1,4 +1,4 @@
-"""``SampleSource``: where a sample comes from, for errors and for writing back."""
+"""``SampleSource``: a sample's origin, for errors and for writing back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SampleSource:
-    """One step, or one file, that a sample comes from.
+    """The step or file that a sample comes from.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A record of the work of reader threads and the loop, with times, as a trace for Perfetto or chrome://tracing.
+"""Timeline of the work of reader threads and the loop, as a trace for Perfetto or chrome://tracing.
 
 Times are taken with ``perf_counter_ns`` and written on torch.profiler's clock, nanoseconds since 1970 less the file's
 ``baseTimeNanoseconds``, so that both traces line up. While none is recorded, all that is left is a look at
@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import threading
 import time
-from _thread import RLock  # threading has a function of Python
+from _thread import RLock  # threading.RLock may be a Python function
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -23,13 +23,13 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.own_files import write_whole
 from scidata.errors import ConfigError
 
-_MAX_EVENTS = 2_000_000  # some 500 MB of JSON, which no viewer likes
+_MAX_EVENTS = 2_000_000  # about 500 MB of JSON, more than viewers handle
 
 _Thread: TypeAlias = tuple[int, int]  # process, thread
-#: Names of processes and of threads, and events.
+#: Process names, thread names, and events.
 Packed: TypeAlias = tuple[dict[int, str], dict[_Thread, str], list[tuple[str, _Thread, int, int, dict[str, object]]]]
 
-#: The recorder at present. Read this once for a piece of work, and keep the value.
+#: The current recorder. Read it once for a piece of work, and keep the value.
 active: Recorder | None = None
 
 #: Makes the range around a decoding for torch's profilers, which this wing does not know: a lock of nobody else, which
@@ -41,7 +41,7 @@ _here = threading.local()
 
 
 class Recorder:
-    """Events of all threads, and of worker processes; adding one takes no lock."""
+    """Events of all threads and worker processes; adding one takes no lock."""
 
     def __init__(self) -> None:
         self._events: list[tuple[str, _Thread, int, int, dict[str, object]]] = []
@@ -51,7 +51,9 @@ class Recorder:
         self.dropped = 0
 
     def add(self, name: str, begin: int, end: int, **about: object) -> None:
-        """Add an event of the calling thread, ``begin`` to ``end`` in ``perf_counter_ns``; None says nothing."""
+        """Add an event of this thread from ``begin`` to ``end`` in ``perf_counter_ns``; arguments that are None are
+        left out.
+        """
         if len(self._events) >= _MAX_EVENTS:
             self.dropped += 1
             return
@@ -61,11 +63,11 @@ class Recorder:
         self._events.append((name, place, begin, end, {k: v for k, v in about.items() if v is not None}))
 
     def packed(self) -> Packed:
-        """Return the events for another process of this machine, whose clock is the same."""
+        """Return the events for another process of this machine, which has the same clock."""
         return {os.getpid(): multiprocessing.current_process().name}, self._names, self._events
 
     def add_packed(self, found: Packed) -> None:
-        """Add the events of another process."""
+        """Add another process's events."""
         processes, names, events = found
         kept = events[: max(0, _MAX_EVENTS - len(self._events))]
         self.dropped += len(events) - len(kept)
@@ -76,7 +78,7 @@ class Recorder:
     def to_json(self) -> dict[str, object]:
         """Return the trace in Chrome's format: ``ts`` and ``dur`` in µs."""
         (unix, perf), (unix_end, perf_end) = self._began, _clocks()
-        rate = (unix_end - unix) / max(1, perf_end - perf)  # the system's clock may be adjusted meanwhile
+        rate = (unix_end - unix) / max(1, perf_end - perf)  # the system clock may be adjusted meanwhile
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
             for pid, name in self._processes.items()
@@ -103,7 +105,7 @@ class Recorder:
 
 
 def _clocks() -> tuple[int, int]:
-    """Return the same moment as nanoseconds since 1970 and of ``perf_counter_ns``: the closest of a few tries."""
+    """Return one moment in nanoseconds since 1970 and in ``perf_counter_ns``: the closest of a few tries."""
     best: tuple[int, int, int] | None = None
     for _ in range(5):
         before, unix, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
@@ -114,8 +116,8 @@ def _clocks() -> tuple[int, int]:
 
 
 def span(name: str, **about: object) -> AbstractContextManager[object]:
-    """Record the block as an event, where a trace is being recorded. For work done once a batch at most."""
-    # a lock that nobody else has does nothing, and is entered and left without a call of Python
+    """Record the block as an event if a trace is recorded. Use it at most once per batch."""
+    # an uncontended lock acts as an empty context that needs no Python call
     return RLock() if active is None else _recorded(active, name, about)
 
 
@@ -130,7 +132,7 @@ def _recorded(recorder: Recorder, name: str, about: dict[str, object]) -> Iterat
 
 @contextmanager
 def recorded_apart(index: int, *, wanted: bool) -> Iterator[Recorder | None]:
-    """Record the reading of a sample by itself, for the process that asked for it; nothing where it records nothing."""
+    """Record reading one sample separately, for the requesting process; do nothing unless ``wanted``."""
     global active  # noqa: PLW0603
     if not wanted:
         yield None
@@ -146,19 +148,19 @@ def recorded_apart(index: int, *, wanted: bool) -> Iterator[Recorder | None]:
 
 
 def set_sample(index: int | None) -> None:
-    """Say which sample the calling thread reads from now on."""
+    """Set the sample that this thread reads from now on."""
     _here.sample = index
 
 
 def get_sample() -> int | None:
-    """Return the sample that the calling thread reads, if it is known."""
+    """Return the sample that this thread reads, if known."""
     return getattr(_here, "sample", None)
 
 
 @checked_keywords
 @contextmanager
 def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] | None = None) -> Iterator[Recorder]:
-    """Record the work of readers and loops of this process, and write it for Perfetto (https://ui.perfetto.dev).
+    """Record the work of this process's readers and loops for Perfetto (https://ui.perfetto.dev).
 
     Events are ``sample`` (one sample in a reader thread, and again in the worker process that it waits for), in it
     ``read``, ``decode`` and ``copy`` with field and bytes, and ``local transform``; ``begin copy`` to the device; and
@@ -203,7 +205,7 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
     global active  # noqa: PLW0603 - one for all threads; without a trace, reading it is the only cost
     path = os.path.expanduser(os.fspath(path))
     folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):  # known now, not when the hours to be traced are over
+    if not os.path.isdir(folder):  # fail now, not after hours of tracing
         raise FileNotFoundError(f"{path}: there is no folder {folder} to write the trace to; make it first")
     with _starting:
         if active is not None:
@@ -220,7 +222,7 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
 
 @checked_keywords
 def merge_traces(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
-    """Write the events of several traces to one file, on the time axis of the first.
+    """Merge several traces into one file, on the time axis of the first.
 
     Parameters
     ----------

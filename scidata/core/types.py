@@ -1,4 +1,4 @@
-"""Descriptions that every layer shares: the arrays of a store, the places of their bytes, the part that is wanted.
+"""Descriptions shared by all layers: a store's arrays, byte locations, selections.
 
 Frozen dataclasses without behaviour beyond arithmetic on themselves. No I/O, no torch.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.generic]
-#: Of any dtype; operations on it are not checked.
+#: Any dtype; its operations are not type-checked.
 AnyArray: TypeAlias = npt.NDArray[Any]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
@@ -26,13 +26,13 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 #: Makes an uninitialised array of a shape and a dtype: ``numpy.empty``, or memory that is used again.
 Empty: TypeAlias = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]
 
-#: Undoes a codec of a format from outside: see :attr:`Codec.decoder`.
+#: Undoes a codec of an externally registered format: see :attr:`Codec.decoder`.
 Decoder: TypeAlias = Callable[[memoryview, int], bytes | bytearray | memoryview | npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """An arithmetic run of indices along one dimension, and where it lands.
+    """An arithmetic run of indices along one dimension, and its destination.
 
     Indices ``start, start + step, …`` (``count`` of them, ``step`` may be negative, never 0) of the source go to
     ``[offset, offset + count)`` of the destination.
@@ -45,7 +45,7 @@ class Segment:
 
 
 class SegmentTable(Sequence[Segment]):
-    """Many segments, as one table: stands for a tuple of them where a list of indices makes thousands.
+    """Many segments in one table: replaces a tuple if a list of indices makes thousands.
 
     ``table``: ``(num, 4)`` int64: start, count, step, offset.
     """
@@ -75,7 +75,7 @@ class SegmentTable(Sequence[Segment]):
 #: that wraps is simply a second segment.
 Segments: TypeAlias = tuple[Segment, ...] | SegmentTable
 
-#: The segments of each dimension of the source array.
+#: Segments of each dimension of the source array.
 Selection: TypeAlias = tuple[Segments, ...]
 
 
@@ -88,7 +88,7 @@ def segment_table(segments: Sequence[Segment]) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """One step that was applied to a chunk's bytes when it was written; readers undo the steps last to first.
+    """One encoding step of a chunk; readers undo the steps last to first.
 
     ``name`` is numcodecs' id if there is one (``blosc zstd gzip zlib lz4 bz2 lzma shuffle fletcher32 crc32c
     lzf``); HDF5 filters that scidata does not know are named ``hdf5:<filter id>``.
@@ -107,7 +107,7 @@ class Codec:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayLayout:
-    """Shape, dtype and chunks of one array, and how these decode: all that planning needs.
+    """Shape, dtype and chunks of one array and their decoding: all inputs of planning.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class ArrayLayout:
         return tuple(len(e) - 1 if e else n for n, e in zip(regular, self.edges or itertools.repeat(()), strict=False))
 
     def chunk_grid(self, dim: int) -> int | IntArray:
-        """Return a dimension's chunk size, or where its chunks begin and the last one ends where they differ."""
+        """Return a dimension's chunk size, or the bounds of its chunks if they differ."""
         edges = self.edges[dim] if self.edges else ()
         return np.array(edges, np.int64) if edges else self.chunks[dim]
 
@@ -173,17 +173,17 @@ class ArrayLayout:
 
     @cached_property
     def geometry(self) -> tuple[object, ...]:
-        """All of it that decides how selections are cut: two layouts of one geometry share their cuts."""
+        """The facts that decide how selections are cut: layouts of equal geometry share cuts."""
         order, item = self.axis_order, self.dtype.itemsize
         return self.shape, self.chunks, order, item, bool(self.codecs), self.fallback, self.edges
 
     @cached_property
     def derived(self) -> dict[object, Any]:
-        """Facts that were found out from it, by question: those of its twins (:meth:`in_store`), too."""
+        """Derived facts by question, shared with its twins (:meth:`in_store`)."""
         return {}
 
     def in_store(self, store: str) -> ArrayLayout:
-        """Return its twin in another store: all but the store is the same, down to ``derived``."""
+        """Return a twin in another store: only the store differs, and ``derived`` is shared."""
         made = object.__new__(ArrayLayout)
         made.__dict__.update(self.__dict__, derived=self.derived, store=store)
         return made
@@ -201,7 +201,7 @@ class ArrayLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkRefs:
-    """Where the bytes of some chunks lie, one row per chunk asked for.
+    """Byte locations of some chunks, one row per requested chunk.
 
     Attributes
     ----------
@@ -240,7 +240,7 @@ class Decoding:
     # bit)
     scale: float | None = None
     offset: float | None = None
-    # raw values (after ``view_as``) that mean missing: ``_FillValue`` and every ``missing_value``
+    # raw values (after ``view_as``) that mark missing data: ``_FillValue`` and every ``missing_value``
     fill_values: tuple[Any, ...] = ()
     # raw bytes are viewed as this dtype first (CF ``_Unsigned``); None for no view
     view_as: np.dtype[Any] | None = None
@@ -248,7 +248,7 @@ class Decoding:
 
 @dataclass(frozen=True, kw_only=True)
 class BufferSpec:
-    """Shape and NumPy dtype of one buffer that a sample is read into."""
+    """Shape and NumPy dtype of one destination buffer of a sample."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -260,7 +260,7 @@ class BufferSpec:
 
 
 class Files(NamedTuple):
-    """The files that decide the values of some chunks.
+    """The files that decide some chunks' values.
 
     Attributes
     ----------
@@ -282,7 +282,7 @@ FindChunk: TypeAlias = Callable[[int], tuple[str, int, int] | None]
 
 @runtime_checkable
 class Source(Protocol):
-    """One opened store of one format: finds its arrays and the places of their bytes, and reads nothing else.
+    """One open store of one format: finds arrays and their byte locations, and reads nothing else.
 
     Opening is lazy and once per process; a source pickles as its path and options, and the versions of the files that
     describe it, so that no other process reads others.
@@ -292,27 +292,27 @@ class Source(Protocol):
 
     @property
     def format(self) -> str:
-        """``"zarr3"``, ``"hdf5"``, …."""
+        """Format name: ``"zarr3"``, ``"hdf5"``, …."""
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Attributes of the store itself."""
+        """The store's own attributes."""
 
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
-        """Every array by its path inside the store, in the store's order."""
+        """All arrays by path in the store, in the store's order."""
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
-        """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates."""
+        """Find the bytes of chunks by ``(num, ndim)`` int64 chunk coordinates."""
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box (positive steps) with the format's own library into ``out``: the fallback, and an oracle."""
+        """Read a box (positive steps) with the format's own library into ``out``: the fallback and an oracle."""
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError if files that were just read, or their metadata, are not those opened."""
+        """Raise SourceChangedError if files just read, or their metadata, differ from those opened."""
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
-        """Name all files, or URLs, that decide the values of chunks, without looking whether they are there.
+        """Name all files or URLs that decide chunks' values, without checking that they exist.
 
         None if values may lie in others, which only the format's own library knows.
         """

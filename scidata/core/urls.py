@@ -1,4 +1,4 @@
-"""URLs without their credentials.
+"""URLs without credentials.
 
 Userinfo, the query (signatures of presigned URLs), the fragment and ``storage_options`` are secrets. A :class:`Url` is
 a string that shows none of them, so that it may go into any message, plan or manifest; the real address goes along
@@ -22,20 +22,20 @@ _IN_TEXT = re.compile(r"\w[\w+.-]*://[^\s'\"<>]*")
 _CHAIN = re.compile(r"::(?=\w[\w+.-]*(?:::\w[\w+.-]*)*://)")
 #: ``host:port``; without a dot it may be ``user:12`` of ``user:12/34@host``.
 _HOST_AND_PORT = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+\.?|\[[0-9a-fA-F:.]+\])?:\d*")
-#: Protocols whose paths may have a ``#``; elsewhere a fragment begins there.
+#: Protocols whose paths may contain ``#``; elsewhere it begins a fragment.
 _KEYED = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory", "file", "local", "hdfs")
 _HIDDEN = "..."
-#: Options whose values say where a server is and how it is spoken to, and help in a message.
+#: Options that locate and describe a server, and help in a message.
 _PUBLIC_OPTIONS = frozenset(
     {"endpoint_url", "region_name", "region", "protocol", "signature_version", "addressing_style"}
 )
-#: Names of options that say where a server is.
+#: Names of options that locate a server.
 _OF_SERVERS = "endpoint|url|host|port|account_name|project"
-_MIN_SECRET = 4  # shorter values would tear messages apart
+_MIN_SECRET = 4  # replacing shorter values would garble messages
 
 
 def local_path(path: str) -> str | None:
-    """Return the local path that a path or a ``file://`` URL names; None for other URLs."""
+    """Return the local path of a path or ``file://`` URL; None for other URLs."""
     target = path.target if isinstance(path, Url) else path
     for scheme in ("file://", "local://"):
         if target.startswith(scheme) and "::" not in target:
@@ -44,7 +44,7 @@ def local_path(path: str) -> str | None:
 
 
 def absolute(path: str) -> str:
-    """Return a local path from the root on; ``..`` after a link is the folder of what that leads to, as elsewhere."""
+    """Return an absolute local path; ``..`` after a link is resolved against the link's target, as usual."""
     head, dots, tail = f"{os.path.expanduser(path)}/".rpartition("/../")
     return os.path.abspath(os.path.join(os.path.realpath(f"{head}/..") if dots else "", tail))
 
@@ -55,12 +55,12 @@ def is_url(path: str) -> bool:
 
 
 def public_text(text: str) -> str:
-    """Return a text without userinfo, queries and fragments of the URLs in it."""
+    """Return a text with userinfo, queries and fragments removed from its URLs."""
     return _IN_TEXT.sub(lambda found: _hidden(found[0]), text) if "://" in text else text
 
 
 def url_of(path: str, options: Mapping[str, Any] | None = None) -> str:
-    """Return a :class:`Url`, or a local path as it is.
+    """Return a :class:`Url`, or a local path unchanged.
 
     ``options``: arguments of fsspec's file system; None keeps those that ``path`` has.
     """
@@ -75,7 +75,7 @@ def url_of(path: str, options: Mapping[str, Any] | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Marks of one content of an object among others of the same name; None if a server does not say."""
+    """Identifies one content of an object among versions of the same name; None if a server gives none."""
 
     size: int | None = None
     etag: str | None = None
@@ -83,23 +83,23 @@ class Version:
     modified: str | None = None
 
     def differs(self, other: Version) -> str:
-        """Return how another content differs; an empty text if it may be the same."""
+        """Describe how another version differs; an empty text if it may be the same."""
         for name in ("etag", "version", "size", "modified"):
             mine, found = getattr(self, name), getattr(other, name)
             if mine is not None and found is not None:
                 if mine != found:
                     return f"{name} was {mine} and is {found}"
                 if name in ("etag", "version"):
-                    return ""  # the same, whatever else a cache on the way says
+                    return ""  # the same content, even if a cache on the way changed size or time
         return ""
 
     def with_more(self, other: Version) -> Version:
-        """Return the marks of the same content from two answers."""
+        """Merge the marks of one content from two answers."""
         return Version(*(b if a is None else a for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class Seen:
-    """The versions of objects that were first seen by one source, the latest ones. Goes along in pickles in part."""
+    """First-seen versions of objects of one source, latest ones only. Partly included in pickles."""
 
     MAX, MAX_SENT = 1 << 15, 1 << 8
 
@@ -108,10 +108,10 @@ class Seen:
         self.pinned: set[str] = set()  # objects of which S3 is asked for the version that was first seen
 
     def changed(self, name: str, version: Version) -> str:
-        """Return how an object differs from its first version; an empty text if it does not, or is the first."""
+        """Describe how an object differs from its first version; an empty text if it does not, or is the first."""
         known = self._versions.setdefault(name, version)
         if len(self._versions) > self.MAX:
-            with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # another thread does so, too
+            with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # another thread may do the same
                 del self._versions[next(iter(self._versions))]
         difference = known.differs(version)
         if not difference and known.etag is None and version.etag is not None:
@@ -119,7 +119,7 @@ class Seen:
         return difference
 
     def get(self, name: str) -> Version | None:
-        """Return the version of an object that was seen first."""
+        """Return an object's first-seen version."""
         return self._versions.get(name)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -127,16 +127,16 @@ class Seen:
 
 
 class Url(str):
-    """The text of a URL that may be shown; compares and hashes as that text. Pickles with all that opens it."""
+    """Displayable text of a URL; compares and hashes as that text. Pickles with all that is needed to open it."""
 
-    target: str  # the URL itself, for fsspec alone
+    target: str  # the URL itself, only for fsspec
     options: Mapping[str, Any]  # arguments of fsspec's file system
     seen: Seen  # the first versions of objects here and below: shared by all URLs that were made from one
 
     def __new__(
         cls, target: str, options: Mapping[str, Any], *, text: str | None = None, seen: Seen | None = None
     ) -> Url:
-        """Make the text that is shown of an address, with the address in it."""
+        """Build the displayed text of an address, and keep the address."""
         target = target if target.endswith("://") else target.rstrip("/")
         self = super().__new__(cls, _hidden(target) if text is None else text)
         self.target, self.options, self.seen = target, dict(options), Seen() if seen is None else seen
@@ -146,20 +146,20 @@ class Url(str):
         return functools.partial(Url, text=str(self), seen=self.seen), (self.target, self.options)
 
     def at(self, key: str) -> Url:
-        """Return the URL of a key below: in a chain (``cache::s3://...``) the first part with a path takes it."""
+        """Return the URL of a key below; in a chain (``cache::s3://...``) it is added to the first part with a path."""
         if not key:
             return self
         return Url(_joined(self.target, key), self.options, text=_joined(str(self), key), seen=self.seen)
 
     def bound(self, text: str) -> str:
-        """Return the URL that a text made by :meth:`at` stands for."""
+        """Return the URL that a text from :meth:`at` denotes."""
         before, after = _split(self)
         if not (text.startswith(before) and text.endswith(after)):
             return url_of(text)
         return self.at(text[len(before) : len(text) - len(after)].lstrip("/"))
 
     def public(self, text: str) -> str:
-        """Return a message of another package about this URL, without its secrets."""
+        """Return another package's message about this URL without secrets."""
         text = text.replace(self.target, str(self))
         for secret in self._secrets():
             text = text.replace(secret, _HIDDEN)
@@ -167,18 +167,18 @@ class Url(str):
 
     @property
     def identity(self) -> str:
-        """The address without user and password, but with its query. Not to be shown: it goes into digests alone."""
+        """The address with its query, but without user and password. Secret: only used in digests."""
         parts = map(_parted, _chained(self.target))
         return "::".join([scheme + rest for scheme, _, rest in parts])
 
     @property
     def server(self) -> str:
-        """What the options say of where the server is. Not to be shown, either."""
+        """The options that locate the server. Secret as well."""
         found = {name: value for name, value in _named(self.options) if re.search(_OF_SERVERS, name)}
         return repr(sorted(found.items()))
 
     def check(self) -> None:
-        """Refuse a user or password that a client would take for a port, and repeat."""
+        """Reject a user or password that clients would take for a port, and print in their errors."""
         for part in _chained(self.target):
             _, userinfo, _ = _parted(part)
             port = re.split("[/?#]", userinfo, maxsplit=1)[0].rpartition(":")[2]
@@ -198,7 +198,7 @@ class Url(str):
 
 
 def _hidden(target: str) -> str:
-    """Return a whole URL's public text; unlike in a message, spaces and quotes do not end it."""
+    """Return a whole URL's public text; unlike in messages, spaces and quotes do not end it."""
     return "::".join(map(_hidden_part, _chained(target)))
 
 
@@ -209,12 +209,12 @@ def _hidden_part(part: str) -> str:
 
 
 def _chained(target: str) -> list[str]:
-    """Return the parts of a chain. An address or a query may have ``::``, too, but no protocol after it."""
+    """Split a chain into its parts. Addresses and queries may contain ``::`` too, but without a protocol after it."""
     return _CHAIN.split(target)
 
 
 def _parted(part: str) -> tuple[str, str, str]:
-    """Return the scheme with ``://``, the userinfo with its ``@``, and the rest, of a URL that may be malformed.
+    """Return scheme with ``://``, userinfo with ``@``, and the rest of a possibly malformed URL.
 
     A password with an unescaped ``/``, ``?``, ``#`` or ``@`` cannot be told from a path. Where there are signs of one,
     all up to the last ``@`` is taken for it: rather a path that shows too little than half a password.
@@ -232,7 +232,7 @@ def _before_query(part: str, rest: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return the parts of a URL before and after the place of a key below it."""
+    """Split a URL around the place where a key below it is inserted."""
     parts = _chained(str(url))
     at = next(i for i, part in enumerate(parts) if "://" in part)
     path = parts[at]
@@ -249,7 +249,7 @@ def _joined(url: str, key: str) -> str:
 
 
 def _named(options: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Every option with its name, nested ones too."""
+    """Yield all options with names, nested ones too."""
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _named(value)
@@ -258,7 +258,7 @@ def _named(options: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(options: object) -> Iterator[str]:
-    """Every text in nested options that may be a secret."""
+    """Yield all texts in nested options that may be secret."""
     if isinstance(options, Mapping):
         for name, value in options.items():
             if name not in _PUBLIC_OPTIONS:

@@ -1,1 +1,1 @@
-"""Many pieces of work that are alike, done by processes of this machine or by the workers of a Dask cluster."""
+"""Run many similar jobs, in processes on this machine or on the workers of a Dask cluster."""

@@ -1,4 +1,4 @@
-"""Pieces of work as tasks of dask.distributed: on the workers of a cluster, which may come, go and die meanwhile.
+"""Run jobs as tasks of dask.distributed on a cluster's workers, which may join, leave and die meanwhile.
 
 A task is a batch of pieces: one, if there are few. Dask does a task again that was with a worker that died, or that
 failed for the file system's sake.
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 CONNECT_S = 30.0
-_MANY = 256  # tasks, so that adaptive clusters see how much there is to do
-_WAVES = 8  # or so many for each thread
+_MANY = 256  # tasks, so that adaptive clusters see the amount of work
+_WAVES = 8  # or this many per thread
 _PARTS = 32  # of a stretch: each costs a chunk that is decoded twice
 _UNITS = 8  # of a stretch that a part should have
-_RETRIES = 2  # of a piece whose failure may be one machine's trouble
+_RETRIES = 2  # attempts of a piece, whose failure may be one machine's fault
 _TROUBLE = frozenset((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH))
 _POLL_S = 0.02
-_LONELY_S = 30.0  # without a worker, after which a warning says so
+_LONELY_S = 30.0  # seconds without a worker before a warning
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Client]:
-    """Return a client of the scheduler at an address, or of that which wrote a scheduler file.
+    """Return a client of the scheduler at an address or named in a scheduler file.
 
     Raises MissingDependencyError: distributed is not installed.
     """
@@ -53,14 +53,14 @@ def connected(address: str) -> Iterator[Client]:
     target = _address(address)
     try:
         client = distributed.Client(target, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError, TypeError, ImportError) as e:  # no answer, or TLS is not set up
+    except (OSError, ValueError, TypeError, ImportError) as e:  # no answer, or TLS is not configured
         raise ClusterError(f"{address}: no scheduler answers there ({e}); look whether it runs, and where") from e
     with client:
         yield client
 
 
 def _address(text: str) -> str:
-    """Return the address that a text is, or that is in the scheduler file that it names.
+    """Return an address, or read it from a scheduler file.
 
     Checked here: a client that does not understand an address takes a minute to close.
     """
@@ -77,7 +77,7 @@ def _address(text: str) -> str:
 
 
 class Cluster:
-    """An :class:`scidata.core.tasks.work.Executor` of a cluster's workers.
+    """A :class:`scidata.core.tasks.work.Executor` on a Dask cluster.
 
     ``client``: a ``distributed.Client``, which stays open.
     """
@@ -98,14 +98,14 @@ class Cluster:
         self._client, self._connection = client, client.scheduler_comm
 
     def num_parts(self, num_units: int) -> int:
-        """Return more parts than there are threads, so that workers that come later have some, but no tiny ones."""
+        """Return more parts than threads, so that late workers get some, but no tiny parts."""
         threads = int(sum(self._client.nthreads().values()))
         return max(1, min(num_units, max(threads, min(max(_PARTS, 4 * threads), num_units // _UNITS))))
 
     def run(
         self, work: Work[T], indices: Sequence[int], *, tick: Tick, take: Callable[[int, T], None] | None = None
     ) -> None:
-        """Do the pieces with these numbers; the first error ends the others and is raised here.
+        """Run jobs by number; the first error cancels the others and is raised here.
 
         Raises ClusterError: a worker that cannot do the work, workers that died of it, or the connection to the
         scheduler is lost.
@@ -122,15 +122,15 @@ class _Run(Generic[T]):
         self, client: Client, work: Work[T], tick: Tick, take: Callable[[int, T], None], *, connection: object
     ) -> None:
         self._client, self._work, self._tick, self._take = client, work, tick, take
-        self._connection = connection  # of before the work was prepared, which may take long
+        self._connection = connection  # taken before the work was prepared, which may take long
         self._run = Run(
             name=f"scidata-{work.name}-{uuid.uuid4().hex[:12]}",
-            version=importlib.import_module("scidata").__version__,  # not imported above: it leads to torch
+            version=importlib.import_module("scidata").__version__,  # not imported above, since it imports torch
             check=pickle.dumps(work.check),
             job=pickle.dumps(work.job),
         )
         self._futures: list[Future[object]] = []  # results that the scheduler keeps for the run
-        self._told: dict[int, float] = {}  # shares of pieces under way
+        self._told: dict[int, float] = {}  # finished shares of running pieces
         self._events: deque[tuple[int, float]] = deque()
 
     def run(self, indices: Sequence[int]) -> None:
@@ -147,23 +147,23 @@ class _Run(Generic[T]):
                 for attempt, index in enumerate(suspects, 1):
                     self._do([[index]], attempt)
             finally:
-                if self._is_connected:  # another scheduler knows nothing of this, and is waited for
+                if self._is_connected:  # a new scheduler does not know this run, and the call would wait for it
                     with suppress(Exception):  # the error that ended the run is the one to raise
                         self._client.cancel(self._futures)
                         self._client.unsubscribe_topic(self._run.name)
         except SciDataError:
             raise
-        except (Exception, TaskCancelled) as e:  # of a client without scheduler, any kind
+        except (Exception, TaskCancelled) as e:  # a client without a scheduler raises any kind
             if self._is_connected and not isinstance(e, CancelledError | TaskCancelled):
                 raise
             raise self._lost() from e
 
     def _probe(self) -> int:
-        """Raise if a worker that is there cannot do the work; return the number of threads of all of them."""
+        """Raise if any present worker cannot do the work; return the number of threads of all workers."""
         run = self._run
         answers = self._client.run(prober(), run.version, run.name, run.check, on_error="return")
         for worker, answer in sorted(answers.items()):
-            if isinstance(answer, OSError):  # it left meanwhile
+            if isinstance(answer, OSError):  # the worker left meanwhile
                 continue
             if isinstance(answer, Exception):
                 raise ClusterError(f"worker {worker} cannot be asked: {type(answer).__name__}: {answer}") from answer
@@ -173,7 +173,7 @@ class _Run(Generic[T]):
         return int(sum(self._client.nthreads().values()))
 
     def _do(self, batches: Sequence[Sequence[int]], attempt: int) -> list[int]:
-        """Do batches of pieces, and return those that workers died of in the first attempt."""
+        """Run batches of pieces; return the pieces during which workers died in the first attempt."""
         from distributed import as_completed
 
         client, name = self._client, self._run.name
@@ -189,7 +189,7 @@ class _Run(Generic[T]):
         suspects: list[int] = []
         lonely = time.monotonic() + _LONELY_S
         while awaited:
-            if not self._is_connected:  # futures say so as well, but not those sent while the client connects anew
+            if not self._is_connected:  # futures report it too, except those sent while the client reconnects
                 raise self._lost()
             ready = waiting.next_batch(block=False)
             if ready or self._events:
@@ -197,7 +197,7 @@ class _Run(Generic[T]):
             while self._events:
                 index, total = self._events.popleft()
                 told = self._told.get(index, 0.0)
-                if total > told:  # a piece that is done again tells the same shares again
+                if total > told:  # a repeated piece reports the same shares again
                     self._told[index] = total
                     self._tick(total - told)
             for future, result in ready:
@@ -223,7 +223,7 @@ class _Run(Generic[T]):
         for index, value, ticked in batch.done:
             self._take(index, value)
             self._tick(ticked - self._told.get(index, 0.0))
-            self._told[index] = math.inf  # its events may come later
+            self._told[index] = math.inf  # its events may arrive later
         if batch.failed is not None:
             index, error, trace = batch.failed
             if isinstance(error, ClusterError):
@@ -232,7 +232,7 @@ class _Run(Generic[T]):
             raise error
 
     def _suspects(self, error: BaseException, batch: Sequence[int], attempt: int) -> Sequence[int]:
-        """Return the pieces of a task that workers died of, in the first attempt; raise other errors."""
+        """Return a task's pieces if workers died during it in the first attempt; raise other errors."""
         from distributed.scheduler import KilledWorker
 
         named = self._work.named(batch[0])
@@ -250,7 +250,7 @@ class _Run(Generic[T]):
 
     @property
     def _is_connected(self) -> bool:
-        """Whether the client has the scheduler still that the run began with: it goes on with another by itself."""
+        """Whether the client still has this run's scheduler; a client reconnects to another one by itself."""
         return self._client.status == "running" and self._client.scheduler_comm is self._connection
 
     def _lost(self) -> ClusterError:
@@ -262,7 +262,7 @@ class _Run(Generic[T]):
 
 
 def executor_of(jobs: int, client: object) -> Executor:
-    """Return an executor: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
+    """Return an executor: ``jobs`` processes, or the workers of ``client``'s cluster.
 
     Raises MissingDependencyError: ``client`` is given, and distributed is not installed.
     """

@@ -1,4 +1,4 @@
-"""The part of :mod:`scidata.core.tasks.dask_jobs` that runs on the workers of a Dask cluster: a batch of pieces."""
+"""The worker side of :mod:`scidata.core.tasks.dask_jobs`: run a batch of pieces."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from scidata.errors import ClusterError
 if TYPE_CHECKING:
     from distributed import Worker
 
-_TELL_S = 1.0  # between reports of how far a piece is
-_here = threading.local()  # each thread of a worker has a job of its own, as a process would
+_TELL_S = 1.0  # seconds between progress reports of a piece
+_here = threading.local()  # each worker thread has its own job, as a process would
 _checking = threading.Lock()
-_checked: list[str] = []  # the runs that this process was found fit for, the latest ones
+_checked: list[str] = []  # latest runs that this process passed the check for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as workers need to know it: the version of the client, and the check and job of the work, pickled."""
+    """A run as sent to workers: the client's version, and the work's pickled check and job."""
 
     name: str
     version: str
@@ -34,27 +34,27 @@ class Run:
 
 @dataclass(kw_only=True)
 class Batch(Generic[T]):
-    """The pieces of a batch that were done, and the one that ended it."""
+    """The finished pieces of a batch, and the one that ended it."""
 
-    # of each piece: its number, the value that the job returned, and the sum of the shares it told
+    # of each piece: number, return value of the job, and sum of its reported shares
     done: list[tuple[int, T, float]] = field(default_factory=list)
-    # the piece that ended the batch: its number, the error, and the traceback as text
+    # the piece that ended the batch: number, error, and traceback as text
     failed: tuple[int, Exception, str] | None = None
 
 
 class CancelledHere(BaseException):
-    """The client has cancelled the task: nobody waits for its result."""
+    """The client cancelled this task, so that nothing waits for its result."""
 
 
 def published(run: Run) -> Run:
-    """Return the run: the result of a task is sent once to each worker, and made again where a worker dies with it."""
+    """Return the run as a task's result, sent once per worker and recomputed if a worker dies with it."""
     return run
 
 
 def do_batch(
     run: Run, key: tuple[str, int, int], indices: Sequence[int], trouble: frozenset[int]
 ) -> Batch[object] | None:
-    """Do pieces in order, as the task ``key``, until one fails; None if the client has cancelled the task.
+    """Do pieces in order, as the task ``key``, until one fails; None if the client cancelled the task.
 
     Raises OSError: its ``errno`` is one of ``trouble``: Dask tries the batch again.
     """
@@ -77,7 +77,7 @@ def do_batch(
 
 
 def _job_of(run: Run) -> Job[object]:
-    """Return the job of a run, which each thread unpickles once."""
+    """Return a run's job, unpickled once per thread."""
     if getattr(_here, "run", None) != run.name:
         where, why = prober()(run.version, run.name, run.check)
         if why is not None:
@@ -87,7 +87,7 @@ def _job_of(run: Run) -> Job[object]:
 
 
 class _Tell:
-    """Takes the shares of a piece that are done, tells the client of long ones, and ends pieces that it gave up."""
+    """Receives a piece's progress, reports long pieces to the client, and stops cancelled ones."""
 
     def __init__(self, worker: Worker, run: str, key: tuple[str, int, int], index: int) -> None:
         self._worker, self._run, self._key, self._index = worker, run, key, index
@@ -103,14 +103,14 @@ class _Tell:
             self._worker.log_event(self._run, [self._index, self.total])
 
     def raise_if_cancelled(self) -> None:
-        """Raise if the client has cancelled the task: Dask lets one that has begun run to its end."""
+        """Raise if the client cancelled the task: Dask does not interrupt running tasks."""
         task = self._worker.state.tasks.get(self._key)
         if task is None or task.state == "cancelled":
             raise CancelledHere
 
 
 def unfit(run: str, check: bytes) -> str | None:
-    """Return the reason why this process is unfit for a run; None if it is fit, or was found so before."""
+    """Return the reason why this process cannot do a run; None if it can, or passed the check before."""
     with _checking:
         if run not in _checked:
             try:
@@ -123,7 +123,7 @@ def unfit(run: str, check: bytes) -> str | None:
 
 
 def prober() -> Callable[[str, str, bytes], tuple[str, str | None]]:
-    """Return a function that names the worker it is called on, and says why it cannot do a run, or None.
+    """Return a function that names its worker, and the reason why that cannot do a run, or None.
 
     Being made here, it is pickled with its code: a worker without scidata answers, too, and says so.
     """
@@ -134,7 +134,7 @@ def prober() -> Callable[[str, str, bytes], tuple[str, str | None]]:
 
         from distributed import get_worker
 
-        worker = get_worker() if dask_worker is None else dask_worker  # Client.run gives it, and tasks ask
+        worker = get_worker() if dask_worker is None else dask_worker  # Client.run passes it, and tasks call for it
         where = f"{worker.address} on {socket.gethostname()}"
         try:
             found = importlib.import_module("scidata").__version__

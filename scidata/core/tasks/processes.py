@@ -1,4 +1,4 @@
-"""Pieces of work done in this process, or side by side in spawned ones that end with the one that started them."""
+"""Run jobs in this process, or in parallel in spawned ones that end with their parent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scidata.errors import SciDataError
 
 
 class Processes:
-    """An :class:`scidata.core.tasks.work.Executor` of ``num_jobs`` processes; of one: this one."""
+    """A :class:`scidata.core.tasks.work.Executor` of ``num_jobs`` processes; one job runs in this process."""
 
     is_remote = False
 
@@ -24,13 +24,13 @@ class Processes:
         self._num_jobs = num_jobs
 
     def num_parts(self, num_units: int) -> int:
-        """Return one part for each process."""
+        """Return one part per process."""
         return self._num_jobs
 
     def run(
         self, work: Work[T], indices: Sequence[int], *, tick: Tick, take: Callable[[int, T], None] | None = None
     ) -> None:
-        """Do the pieces with these numbers; the first error ends the others and is raised here."""
+        """Run jobs by number; the first error ends the others and is raised here."""
         take = take or (lambda index, value: None)
         if self._num_jobs <= 1 or len(indices) <= 1:
             for index in indices:
@@ -102,7 +102,7 @@ class _Workers(Generic[T]):
 
 
 def _work(connection: Connection, job: Job[object]) -> None:
-    """Do the pieces of work that the parent names, until it closes the connection."""
+    """Do the pieces that the parent sends until it closes the connection."""
     ignore_interrupts()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -119,7 +119,7 @@ def _work(connection: Connection, job: Job[object]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process at once when the parent is gone: a new run may hold the output by now."""
+    """Exit at once when the parent is gone: a new run may own the output by then."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""A piece of work, and the protocol of executors that do many of them and know nothing of samples or fields."""
+"""A job for numbered pieces, and the protocol of executors, which know nothing of samples or fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 Tick: TypeAlias = Callable[[float], None]
 
-#: Does one piece of work and calls the function with the shares of it that are done; it and its value pickle.
+#: Does one piece and reports finished shares to the function; job and value pickle.
 Job: TypeAlias = Callable[[int, Tick], T]
 
 
@@ -26,34 +26,34 @@ def _anywhere() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Generic[T]):
-    """A job for many pieces, and the words that messages about it need."""
+    """A job for many pieces, with the words for its messages."""
 
-    job: Job[T]  # does the piece with a number
-    name: str  # a piece's name in messages: ``"sample"``
-    label: Callable[[int], str] | None = None  # names the piece with a number in messages: ``"sample 3 (car_3.h5)"``
-    after: str = ""  # end of messages about work that was cut off: how to go on
+    job: Job[T]  # does one piece, by number
+    name: str  # noun for a piece in messages: ``"sample"``
+    label: Callable[[int], str] | None = None  # name of a piece in messages, by number: ``"sample 3 (car_3.h5)"``
+    after: str = ""  # end of messages about interrupted work: how to resume
     # called by a process of another machine before its first piece: raises if the machine is unfit. Pickles
     check: Callable[[], None] = _anywhere
 
     def named(self, index: int) -> str:
-        """Return how messages name a piece."""
+        """Return a piece's name for messages."""
         return f"{self.name} {index}" if self.label is None else self.label(index)
 
 
 class Executor(Protocol):
-    """Does pieces of work, in any order."""
+    """Runs pieces of work in any order."""
 
     # whether pieces are done on other machines, which see other folders, may do a piece twice, and may go on for a
     # while after :meth:`run` has raised
     is_remote: bool
 
     def num_parts(self, num_units: int) -> int:
-        """Return in how many pieces of one stretch each to do ``num_units``, where few and long ones cost least."""
+        """Return the number of contiguous parts to split ``num_units`` into; few long parts cost least."""
 
     def run(
         self, work: Work[T], indices: Sequence[int], *, tick: Tick, take: Callable[[int, T], None] | None = None
     ) -> None:
-        """Do the pieces with these numbers; the first error ends the others and is raised here.
+        """Run jobs by number; the first error ends the others and is raised here.
 
         ``tick``: called with the shares that are done.
         ``take``: called with the number of each piece that is done, and the value of its job; both in this thread.
@@ -61,7 +61,9 @@ class Executor(Protocol):
 
 
 def in_threads(job: Callable[[K], T], items: Iterable[K], jobs: int, take: Callable[[K, T], None]) -> None:
-    """Do a job for each item, ``jobs`` at once; ``take`` its value, in this thread. The first error ends the others."""
+    """Do a job for each item in ``jobs`` threads; ``take`` its value in this thread. The first error ends the
+    others.
+    """
     waiting, running = iter(items), dict[Future[T], K]()
     with ThreadPoolExecutor(jobs, thread_name_prefix="scidata-jobs") as pool:
         try:
@@ -78,7 +80,7 @@ def in_threads(job: Callable[[K], T], items: Iterable[K], jobs: int, take: Calla
 
 
 def sendable(error: Exception) -> Exception:
-    """Return the error, or one that says the same if it does not pickle."""
+    """Return the error, or one with the same message if it does not pickle."""
     try:
         again = pickle.loads(pickle.dumps(error))
     except Exception:

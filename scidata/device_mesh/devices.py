@@ -27,7 +27,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def accelerator() -> str | None:
-    """Name the kind of accelerator that this process can use; None where there is none."""
+    """Return the kind of accelerator that this process can use; None without one."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found is not None and is_accelerator(found) else None
 
@@ -47,7 +47,7 @@ def is_started() -> bool:
 
 
 def current_device(kind: str) -> torch.device:
-    """Return the current device of a kind, with its index where it is the accelerator: threads have one each."""
+    """Return the current device of a kind, with its index if it is an accelerator, of which each thread has one."""
     device = torch.device(kind)
     return torch.device(kind, torch.accelerator.current_device_index()) if is_accelerator(device) else device
 
@@ -71,14 +71,14 @@ def random_states() -> list[Tensor]:
 
 
 def seed(number: int) -> None:
-    """Do as ``torch.manual_seed``, which formats a stack for each kind of device that is not in use: 7 ms."""
+    """Seed like ``torch.manual_seed``, which takes 7 ms to format a stack for each unused kind of device."""
     torch.default_generator.manual_seed(number)
     if is_started():
         _module().manual_seed_all(number)
 
 
 def uuid_of(device: torch.device) -> str:
-    """Return a name that no other device in the world has; empty where torch cannot tell."""
+    """Return a globally unique device name; empty if torch has none."""
     properties = getattr(_module(), "get_device_properties", lambda _: None)(device)
     return str(getattr(properties, "uuid", ""))
 
@@ -102,7 +102,7 @@ def is_bound(group: dist.ProcessGroup | None) -> bool:
 
 
 def kind_of(group: dist.ProcessGroup | None) -> str:
-    """Name the kind of device on which a group communicates: the accelerator, if it has a backend of its own for it."""
+    """Return the kind of device on which a group communicates: the accelerator if it has a backend for it."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     found = torch.accelerator.current_accelerator()
     own = backends.get(found.type) if found is not None and is_accelerator(found) else None

@@ -57,7 +57,7 @@ def break_groups() -> None:
 
 
 def break_group(group: Any) -> None:
-    """End all that waits on a gloo group, here and on its other ranks, with an error: it is of no more use."""
+    """Make everything that waits on a gloo group, here and on other ranks, raise; the group is unusable afterwards."""
     others = [rank for rank in range(group.size()) if rank != group.rank()]
     for tag in _TAGS:
         for other in others:  # one that has ended fails at once, and breaks nothing; once broken, all do
@@ -70,7 +70,7 @@ def break_group(group: Any) -> None:
 
 @dataclass
 class _Process:
-    """The state of this process, asked for where torch, or the interpreter, calls."""
+    """State of this process, for callbacks of torch and of the interpreter."""
 
     explainers: list[Callable[[], Exception | None]] = field(default_factory=list)
     own_world: weakref.ref[Any] | None = None
@@ -82,7 +82,7 @@ _process = _Process()
 
 
 def _raise_reason(record: logging.LogRecord) -> bool:
-    """Raise the reason in place of a collective's error, of which torch tells its logger: a filter of that."""
+    """Logging filter that raises the reason in place of a collective's error."""
     error = sys.exc_info()[1]
     try:
         reason = None if error is None else explained(error)
@@ -109,7 +109,7 @@ def add_explainer(explain: Callable[[], Exception | None], *, first: bool = Fals
 
 
 class _Excepthook:
-    """Prints the traceback of the reason, where a collective has failed for one."""
+    """Prints the traceback of the reason if a collective failed for one."""
 
     def __init__(self, previous: Callable[..., object]) -> None:
         self._previous = previous
@@ -130,7 +130,7 @@ def explained(error: BaseException) -> Exception | None:
 
 @contextlib.contextmanager
 def explaining() -> Iterator[None]:
-    """Raise the reason in place of a collective's error, where torch's own functions do not see to that."""
+    """Raise the reason in place of a collective's error in calls that torch's logger does not see."""
     try:
         yield
     except RuntimeError as error:
@@ -150,13 +150,13 @@ def _is_of_a_collective(error: BaseException) -> bool:
 
 
 def own_groups() -> None:
-    """Say that the process group was begun here: it is destroyed when the process ends."""
+    """Note that scidata began the process group and destroys it at exit."""
     _process.own_world = weakref.ref(dist.group.WORLD)
     end_well()
 
 
 def end_well() -> None:
-    """Have nothing under way in the threads of process groups when the interpreter ends.
+    """Finish all work in threads of process groups before the interpreter ends.
 
     Acts after functions that the script has registered with ``atexit`` since. After an uncaught error, collectives
     under way are ended with an error of their own. Groups are destroyed only where scidata has begun them.
@@ -167,7 +167,7 @@ def end_well() -> None:
 
 
 def fail_at_end() -> None:
-    """Have the process, which ends without an error, end with exit code 1: called while it ends."""
+    """Make the ending process exit with code 1."""
     _process.fails = True
 
 
@@ -211,7 +211,7 @@ def _settle() -> None:
 
 
 def _gloo_runs() -> bool:
-    """Whether a thread of gloo is at work, or would be if there were a core for it. False where that cannot be seen."""
+    """Whether a thread of gloo is running or runnable. False if unknown."""
     with contextlib.suppress(OSError):
         for task in os.listdir("/proc/self/task"):
             with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/stat", encoding="utf-8") as file:

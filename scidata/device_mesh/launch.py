@@ -1,4 +1,4 @@
-"""The place of this process among the ranks, as its launcher gives it; the package reads its variables here alone."""
+"""Rank and address of this process from its launcher; the only place that reads the launcher's variables."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _place(environ: Mapping[str, str]) -> Launch:
 
 
 def keeps_store(environ: Mapping[str, str]) -> int | None:
-    """Return the rank whose process keeps the ranks' store; None where torchrun's agent does."""
+    """Return the rank whose process keeps the common store; None if torchrun's agent does."""
     return None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
 
 
@@ -106,7 +106,7 @@ def _integer(environ: Mapping[str, str], name: str, launcher: str) -> int:
 
 
 def _launch_at_master(environ: Mapping[str, str], launcher: str) -> Launch:
-    """Return a launch whose rank 0 listens where ``MASTER_ADDR`` and ``MASTER_PORT`` say."""
+    """Return a launch whose rank 0 listens at ``MASTER_ADDR`` and ``MASTER_PORT``."""
     address = port = local_rank = None
     rank_name, size_name, local_name = _MPI[launcher]
     num_ranks, rank = _integer(environ, size_name, launcher), _integer(environ, rank_name, launcher)

@@ -1,4 +1,4 @@
-"""``init_mesh``: from launcher to ``DeviceMesh``, whose axes are told apart by name.
+"""``init_mesh``: from the launcher's variables to a ``DeviceMesh`` with named axes.
 
 They are of three kinds: the dp axis (ranks hold different samples), domain axes (ranks hold parts of one) and all
 others (tensor parallelism, say), along which ranks hold the same part.
@@ -213,7 +213,7 @@ def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timed
 
 
 def _choose_interface(launch: Launch) -> None:
-    """Tell gloo the interface, of this group and later ones, where it would take loopback and nobody has said."""
+    """Set gloo's interface, for this and later groups, if it would choose loopback and the user chose none."""
     if _GLOO_INTERFACE not in os.environ and launch.address is not None:
         several_hosts = ranks_per_node(os.environ, launch.num_ranks) < launch.num_ranks
         name = interface_for(launch.address, several_hosts=several_hosts)
@@ -239,7 +239,7 @@ def _device_index(launch: Launch, num_devices: int) -> int:
 
 
 def _claim_gpu(launch: Launch, device: torch.device) -> None:
-    """Raise where another rank of this node has the same GPU: the variables may show all ranks the same few."""
+    """Raise if another rank of this node has the same GPU."""
     if launch.visible and board.has_peers():
         # variables may number each rank's GPUs from 0, and parts of one GPU (MIG) may have one uuid: both must be alike
         gpu = f"{launch.visible}/{device.index}/{devices.uuid_of(device)}"
@@ -256,7 +256,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 
 def interface_for(address: str, *, several_hosts: bool) -> str | None:
-    """Return the interface on the way to ``address``, where gloo would choose loopback; None where it need not know.
+    """Return the interface towards ``address`` if gloo would choose loopback; else None.
 
     ``address``: of rank 0's host; nothing is sent there.
     ``several_hosts``: whether ranks are on other hosts, so that the loopback interface will not do even on rank 0's
@@ -331,7 +331,7 @@ def _names(mesh: DeviceMesh) -> tuple[str, ...]:
 def axes_of(
     mesh: DeviceMesh, dp: str | None = "dp", domain: str | Sequence[str] | None = None
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the name of the dp axis, None where there is none, and the names of the domain axes in mesh order.
+    """Return the name of the dp axis (None without one) and the names of the domain axes in mesh order.
 
     The domain axes, unless named, are ``domain``; else ``h`` and ``w``; else all others but those of other kinds of
     parallelism (``tp``, ``pp``, ``ep``, ``cp``, ``sp``). Ranks along the axes that remain hold the same part.
@@ -367,7 +367,7 @@ def axes_of(
 
 
 def further_axes(mesh: DeviceMesh, known: Sequence[str | None]) -> tuple[str, ...]:
-    """Return the axes beside those that are known, but for those of other kinds of parallelism: of members, say."""
+    """Return the axes besides known ones and those of other kinds of parallelism: ensemble members, for example."""
     return tuple(name for name in _names(mesh) if name not in (*known, *_OTHER_PARALLELISM))
 
 

@@ -1,4 +1,4 @@
-"""A signal to any rank, turned into a stop of all ranks after the same step.
+"""Turn a signal to any rank into a stop of all ranks after the same step.
 
 Steps cost no message. When a signal comes to rank 1, which has done 6 steps::
 
@@ -29,7 +29,7 @@ _PATIENCE = 15.0  # s for votes, which threads cast within one: a rank without a
 
 
 class StopSignal:
-    """Stops a training loop after the same step on all ranks, once a rank gets a signal. Collective.
+    """Stops a training loop after the same step on all ranks once a rank gets a signal. Collective.
 
     A scheduler sends one before the time is up: SLURM by ``--signal=USR1@120``, torchrun and Kubernetes SIGTERM. (At
     SLURM's limit itself, and by ``scancel``, ``srun`` kills its tasks.) The loop ends between two steps, so that model,
@@ -82,7 +82,7 @@ class StopSignal:
             self._previous[number] = signal.signal(number, self._ask)
 
     def reached(self) -> bool:
-        """Count one more step of this rank as done, and return whether to stop after it: the same on all ranks.
+        """Count one more finished step of this rank, and return whether to stop after it, equal on all ranks.
 
         Call it once at the end of each step.
 
@@ -146,7 +146,7 @@ class StopSignal:
             self._posts.post(_RESULT, max(found) + 1)
 
     def _agreed(self) -> int | None:
-        """Wait for the votes, which threads cast at once; None where a rank has come to its end meanwhile."""
+        """Wait for the votes, which threads cast at once; None if a rank has ended meanwhile."""
         assert self._board is not None
         events, began = self._board.events, time.monotonic()
         while not self._posts.wait([_RESULT], seconds=1.0, num_ranks=len(self._board.ranks)):

@@ -28,12 +28,12 @@ ROWS = "scidata rows"
 
 
 def process_groups() -> list[Any]:
-    """Return all process groups of this process, also those that meshes and others have made; no list is public."""
+    """Return all process groups of this process, also those made by meshes and others; torch has no public list."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
 def num_started(other: int | None = None) -> dict[str, int]:
-    """Return how many collectives this rank has begun in each group of several ranks; torch counts, and shows nobody.
+    """Return how many collectives this rank has begun in each group of several ranks, from torch's private counter.
 
     Only in those that another rank is in, where one is given: groups of other ranks may have the same name. Without
     those for :data:`ROWS`, whose numbers differ, since gloo counts each send and receive. Costs 0.2 µs a group.
@@ -61,7 +61,7 @@ _surplus: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def count_as_one(group: Any, num: int) -> None:
-    """Have so many sends and receives, that are about to begin, count as one collective: other ranks have others."""
+    """Count the next sends and receives as one collective, since other ranks have other numbers of them."""
     _surplus[group] = _surplus.get(group, 0) + num - 1
 
 
@@ -71,7 +71,7 @@ def timeout_of(group: Any) -> Any:
 
 
 def set_timeout(group: Any, timeout: Any) -> None:
-    """Give a group a timeout: torch has 30 minutes for those that a mesh makes, whatever the first one was given.
+    """Set a group's timeout: torch gives groups of a mesh 30 minutes, whatever the first group has.
 
     ``_set_pg_timeout`` knows NCCL and gloo alone.
     """
@@ -86,7 +86,7 @@ def backend_of(group: Any, kind: str) -> Any:
 
 
 def bind(group: Any, device: torch.device) -> None:
-    """Tell a group this rank's device, as ``init_process_group(device_id=)`` does before it can be looked at."""
+    """Set a group's device, as ``init_process_group(device_id=)`` does."""
     group.bound_device_id = device
     if (backend := backend_of(group, device.type)).supports_splitting:
         backend.eager_connect_single_device(device)
@@ -134,7 +134,7 @@ is_profiled: Callable[[], bool] = partial(getattr, profiler, "_is_profiler_enabl
 
 
 def named(name: str) -> AbstractContextManager[object]:
-    """Return a range ``scidata::NAME`` for these; where none is on a lock of nobody else, entered without a call."""
+    """Return a profiler range ``scidata::NAME``; without a profiler a new lock, the cheapest context manager."""
     return profiler.record_function(f"scidata::{name}") if is_profiled() else RLock()
 
 
@@ -142,7 +142,7 @@ def named(name: str) -> AbstractContextManager[object]:
 
 
 def set_worker_info(dataset: Any, *, number: int, num_workers: int, seed: int) -> None:
-    """Have ``torch.utils.data.get_worker_info()`` answer in this process; only torch's own workers can ask for that."""
+    """Make ``torch.utils.data.get_worker_info()`` answer in this process, as in torch's own workers."""
     from torch.utils.data._utils import worker
 
     worker._worker_info = worker.WorkerInfo(id=number, num_workers=num_workers, seed=seed, dataset=dataset)

@@ -32,7 +32,7 @@ class MeshAxis(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class OfMesh:
-    """Axes and specs of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
+    """Axes and specs of a mesh. Stored in the mesh, so that specs, which hold their mesh, are freed with it."""
 
     axes: tuple[MeshAxis, ...]
     specs: Cache[Any] = field(default_factory=lambda: Cache(KEPT))  # whatever kept_spec() is asked to make
@@ -63,7 +63,7 @@ def _found_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
 
 
 def mesh_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
-    """Return the axes of a mesh; raises ShardLayoutError where this rank is not part of it."""
+    """Return the axes of a mesh; raises ShardLayoutError if this rank is not part of it."""
     return of_mesh(mesh).axes
 
 

@@ -29,19 +29,19 @@ _watched: list[type] = []  # not empty once torch is patched, which the first te
 
 
 class ViewState:
-    """Which memory a tensor would share with others in one process: see :mod:`scidata.shard.views`. Here none."""
+    """Which memory a tensor shares with others in one process: see :mod:`scidata.shard.views`. Here none."""
 
     __slots__ = ()
 
     def refresh(self) -> None:
-        """Bring the tensor up to date with its original. Collective where that was written to since."""
+        """Copy from the original again if it was written to. Collective then."""
 
     def will_require_grad(self) -> bool:
         """Whether the tensor will require grad once it is refreshed."""
         return False
 
     def detached(self) -> ViewState:
-        """Return the same without a graph."""
+        """Return this state without an autograd graph."""
         return self
 
     def put_back(self) -> None:
@@ -106,12 +106,12 @@ class ShardBase(Tensor):
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Copy again, where this is a copy and its original was written to. Collective then, where the copy was."""
+        """Copy again if this is a copy whose original was written to. Collective then, if making the copy was."""
         if self.copied is not None:
             self.copied.refresh()
 
     def facts(self) -> Tensor:
-        """Return a tensor of the dtype and device of the part, and that requires grad as it does."""
+        """Return a tensor with the part's dtype, device and ``requires_grad``."""
         return self.local
 
     def version(self) -> int:

@@ -118,7 +118,7 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
 
 
 def _into(func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """Compute, and copy the results to the tensors of ``out=``. Collective where these lie otherwise."""
+    """Compute, and copy the results to the tensors of ``out=``. Collective if their layouts differ."""
     name, out = op_name(func), kwargs["out"]
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
@@ -142,7 +142,7 @@ def _call_watched(
     run: _Run, direct: Callable[..., object] | None, func: TorchFunction, types: Types, args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> object:  # fmt: skip
-    """Handle a function; have backward raise, as torch's would, where an input was written to since."""
+    """Call a handler; backward raises, as torch's does, if an input was written to since."""
     kept = []
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, ShardBase):  # a tensor that is gone was not written to
@@ -164,8 +164,8 @@ def _call_watched(
 
 
 def _look(values: Iterable[object]) -> int:
-    """Return ``_NOTED`` where a tensor is a copy or not row-major in one process, ``_DISORDER`` where edges are not in
-    the order of one process, both, or 0: one pass over the arguments of each call.
+    """Return flags in one pass over the arguments: ``_NOTED`` if a tensor is a copy or not row-major in one process,
+    ``_DISORDER`` if edges are not in the order of one process; 0 for neither.
     """
     found = 0
     for x in values:
@@ -198,7 +198,7 @@ def _shards(values: Iterable[object]) -> Iterator[ShardBase]:
 
 
 def _are_mixed(func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-    """Whether edges, as many on each rank, are in several orders, so that a rank's rows are not the same edges.
+    """Whether edge tensors with equal sizes have different orders, so that equal rows are different edges.
 
     An index with routes cannot follow the others, since routes are from where its ids are now.
     """
@@ -214,7 +214,7 @@ def _are_mixed(func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, 
 def _all_in_order(
     func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Bring edges among the arguments to the order of one process. Collective where they are not in it."""
+    """Bring edge tensors among the arguments to the order of one process. Collective if they have another."""
 
     def ordered(x: ShardBase) -> ShardBase:
         if x.spec.in_order:
@@ -247,7 +247,7 @@ def _call_noted(
 
 
 def _of_unknown(x: Tensor, operand: ShardBase) -> Tensor:
-    """Wrap a plain result whose strides nobody knows, so that functions that depend on them are refused."""
+    """Wrap a plain result with unknown strides, so that functions that depend on strides are refused."""
     if type(x) is not Tensor or sum(n > 1 for n in x.shape) < 2:
         return x
     return operand.like(x, operand.spec.replicated(x.shape), None, UNKNOWN)
@@ -256,7 +256,7 @@ def _of_unknown(x: Tensor, operand: ShardBase) -> Tensor:
 def _call_unusual(
     handler: Handler | None, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
-    """Run any function on tensors that are replicated on all axes; refuse an unknown one on any others."""
+    """Run any function on tensors that are replicated on all axes; refuse unknown functions of other tensors."""
     bound = None if kwargs else BOUND.get(func)
     if handler is not None and handler in KEEPS_REPLICATED:
         return handler(func, types, args, kwargs) if bound is None else bound(*args)

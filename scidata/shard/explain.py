@@ -111,7 +111,7 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
 
 
 class _Recorder(TorchFunctionMode):
-    """Lists the calls with a ShardTensor, but not those that their handlers make: torch leaves the mode for a call."""
+    """Lists the calls with a ShardTensor, without the calls of their handlers: torch leaves the mode during a call."""
 
     def __init__(self, gathering: Gathering) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def gather() -> Iterator[None]:
 
 @contextmanager
 def gathered(*, quiet: bool) -> Iterator[Gathering]:
-    """Do as :func:`gather`; ``quiet``: without a warning."""
+    """Implement :func:`gather`; ``quiet``: without a warning."""
     run = Gathering(quiet)
     FALLBACKS.append(run)
     try:
@@ -123,7 +123,7 @@ class Gathering:
 
 
 def _whole(x: ShardTensor) -> Tensor:
-    """Gather a tensor, as it would lie in memory in one process; never its own part, which may be written to."""
+    """Gather a tensor with the memory layout of one process; always a copy of the own part, which may be written to."""
     if x.global_strides is UNKNOWN:
         raise UnsupportedShardOp(f"the strides of a tensor are not known ({x.spec}); use contiguous() first")
     full = x.full_tensor()
@@ -140,7 +140,7 @@ def _write_back(func: TorchFunction, x: ShardTensor, full: Tensor) -> None:
 
 
 def _sharded(result: Tensor, tensors: list[ShardTensor]) -> Tensor:
-    """Cut a result as the largest operand whose sharded dims it has, with its graph; else leave it plain."""
+    """Shard a result like the largest operand whose sharded dims it has, with its graph; else leave it plain."""
     for x in sorted(tensors, key=lambda x: -x.numel()):
         spec = x.spec
         if spec.is_replicated or result.ndim != spec.ndim:

@@ -44,7 +44,7 @@ class Offsets(tuple[int, ...]):
     def __call__(self, mesh_dim: int) -> int: ...
 
     def __call__(self, mesh_dim: int | None = None) -> int | tuple[int, ...]:
-        """Return them for all axes of the mesh, 0 where one replicates, or for one axis."""
+        """Return the offsets along all axes of the mesh (0 along replicating ones), or along one axis."""
         return self._along if mesh_dim is None else self._along[mesh_dim]
 
     def __reduce__(self) -> tuple[type, tuple[object]]:
@@ -52,7 +52,8 @@ class Offsets(tuple[int, ...]):
 
 
 def with_gradient(x: Tensor, spec: ShardSpec, given: Sequence[Placement] | None, *, whole: bool = False) -> Tensor:
-    """Say how the gradient of a part, or of the whole, comes: as this lies, or where replicated as shares of a sum.
+    """Set the layout in which the gradient of a part, or of the whole, arrives: the tensor's, or shares of a sum if
+    replicated.
 
     Collective in backward where there are such shares.
     """
@@ -144,7 +145,7 @@ def spec_of_dtensor(tensor: DTensor) -> ShardSpec:
 
 
 def target_spec(spec: ShardSpec, placements: Sequence[Placement], sizes: Sizes | None) -> ShardSpec:
-    """Return the spec that ``placements`` and ``sizes`` ask for; sizes are kept where the same dim stays sharded."""
+    """Return the spec for ``placements`` and ``sizes``; sizes are kept if the same dim stays sharded."""
     given: dict[int | str, Sequence[int]] = {
         axis: spec.sizes_of(axis)
         for axis, (dim, new) in enumerate(zip(spec.dims, placements, strict=False))
@@ -204,7 +205,7 @@ def describe(x: Tensor, strides: Sequence[int] = ()) -> Tensor:
 
 
 def check_layout(tensor: object, placements: object) -> None:
-    """Raise where this is no tensor, or placements are no sequence; each placement is checked with the sizes."""
+    """Raise if this is no tensor, or placements no sequence; placements are checked together with the sizes."""
     if tensor is not None and not isinstance(tensor, Tensor):
         raise ShardLayoutError(f"expected a tensor, not {type(tensor).__name__}; torch.as_tensor makes one of an array")
     if isinstance(placements, str | Placement) or not isinstance(placements, Sequence):

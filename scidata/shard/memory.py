@@ -100,7 +100,7 @@ def _batch_norm(x: Tensor, *others: object, **options: object) -> Tensor:
 
 
 def _group_norm(x: Tensor, *others: object, **options: object) -> Tensor:
-    """Do as the CPU's kernel, which keeps channels last where torch's inference does not."""
+    """Return the strides of the CPU kernel, which keeps channels last in cases that torch's own inference does not."""
     found = _batch_norm(x)
     spatial = x.stride()[2:]
     if found is not x and x.ndim in (4, 5) and x.stride(1) == 1 and list(spatial) == sorted(spatial, reverse=True):
@@ -109,7 +109,7 @@ def _group_norm(x: Tensor, *others: object, **options: object) -> Tensor:
 
 
 def memory_of(x: Tensor) -> Strides | None:
-    """Return a tensor's strides in one process, UNKNOWN where nobody knows; None: it is row-major."""
+    """Return a tensor's strides in one process; UNKNOWN if they are not known, None if row-major."""
     if isinstance(x, ShardBase):
         return x.global_strides
     # a dim of extent 1 may have any stride in a contiguous tensor, but kernels take some for channels last
@@ -124,7 +124,7 @@ def strides_of(x: Tensor) -> Strides:
 
 
 def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> object:
-    """Note the strides of a call's results in one process. Plain results, which are whole here, are laid out so."""
+    """Note the strides that a call's results have in one process. Plain results, which are whole, are laid out so."""
     if func in OF_VALUES or (func in _WHERE and len(args) + len(kwargs) == 1):
         return result
     if isinstance(result, ShardBase):
@@ -154,7 +154,7 @@ def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> o
 
 
 def infer_strides(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Strides | None, ...]:
-    """Return the strides that each result of a call would have in one process, None for row-major ones."""
+    """Return each result's strides in one process; None for row-major ones."""
     if "generator" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     try:
@@ -224,7 +224,8 @@ def _has_ties(x: Tensor) -> bool:
 
 
 def _is_two_products(tensors: Sequence[Tensor], args: _Args, kwargs: _Kwargs) -> bool:
-    """Whether the CPU attends by two products, whose result is row-major: its kernel is not for these operands.
+    """Whether the CPU computes attention by two products with a row-major result, since its kernel refuses these
+    operands.
 
     To infer it takes ten times as long as to infer the kernel's.
     """
@@ -313,7 +314,7 @@ def _keyed(values: Iterable[object]) -> tuple[object, ...]:
 
 
 def _stand_in(x: Tensor, fake: bool, exact: bool) -> Tensor:
-    """Return a tensor without values, of the same shape, strides and dtype; if ``exact``, of float64 for floats."""
+    """Return a tensor without values of the same shape, strides and dtype; if ``exact``, float64 for floats."""
     strides = strides_of(x)
     if strides is UNKNOWN:
         raise ValueError("a tensor whose strides are not known")
@@ -323,7 +324,7 @@ def _stand_in(x: Tensor, fake: bool, exact: bool) -> Tensor:
 
 
 def own_strides(x: Tensor) -> Strides:
-    """Return the strides of a copy without gaps; none at all of one that is row-major."""
+    """Return the strides of a copy without gaps; an empty tuple if it is row-major."""
     if x.layout is not torch.strided or x.stride() == row_major(x.shape):
         return ()
     strides = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta")).stride()
@@ -362,7 +363,7 @@ def _order(shape: tuple[int, ...], strides: Strides) -> list[int]:
 
 
 def dense(memory: Strides | None, shape: Sequence[int]) -> Strides | None:
-    """Return the same strides where elements lie side by side and none twice, else those of a row-major tensor."""
+    """Return the strides if elements are dense and do not overlap, else row-major strides."""
     if memory is None or memory is UNKNOWN:
         return memory
     whole = torch.empty_strided(shape, memory, device="meta")
@@ -370,7 +371,7 @@ def dense(memory: Strides | None, shape: Sequence[int]) -> Strides | None:
 
 
 def laid_out(x: Tensor, strides: Strides) -> Tensor:
-    """Return a plain tensor with these strides: itself, a view of it where only dims of one row differ, or a copy."""
+    """Return a plain tensor with these strides: itself, a view if only dims of size 1 differ, or a copy."""
     if x.stride() == strides or x.numel() < 2:
         return x
     if all(n == 1 or old == new for n, old, new in zip(x.shape, x.stride(), strides, strict=True)):

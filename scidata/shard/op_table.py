@@ -1,4 +1,4 @@
-"""The table from torch functions to their handlers, and the error for a function that is not in it.
+"""Table from torch functions to their handlers, and the error for functions without one.
 
 Growing the table means adding entries: a handler gets ``(func, types, args, kwargs)`` as ``__torch_function__`` does,
 and is found by one dict lookup.
@@ -123,7 +123,7 @@ def register_op(
 
 
 def enter(handler: Handler, functions: Iterable[object], *, keeps_replicated: bool, any_order: bool) -> None:
-    """Do as :func:`register_op`, in one call: an import of scidata makes it for each handler."""
+    """Register a handler as :func:`register_op` does, in one call: importing scidata makes one per handler."""
     if keeps_replicated:
         KEEPS_REPLICATED.add(handler)
     if any_order:

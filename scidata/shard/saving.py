@@ -1,4 +1,4 @@
-"""ShardTensors in files and copies: each rank saves its part and the layout, and loads it in a run of the same mesh."""
+"""Save and copy ShardTensors: each rank saves its part and the layout, and loads it in a run with the same mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes of a dim's parts, one for each rank: looked at once, however many ranks there are.
+"""Sizes of a dim's parts, one for each rank; facts about them are computed once, for any number of ranks.
 
 Operations hand on the same tuples in each step of a model. To hash one, to add it up or to look for its largest part is
 a step for each rank; so what follows from it is found by its identity.
@@ -54,7 +54,7 @@ _by_id: Cache[tuple[tuple[int, ...], Sizes]] = Cache(_KEPT)  # with the tuple, s
 
 
 def facts_of(sizes: Iterable[int]) -> Sizes:
-    """Return the facts of some sizes, the same object for equal ones while they are in use."""
+    """Return the facts of some sizes; equal sizes share one object while it is in use."""
     if type(sizes) is not tuple:
         given = tuple(sizes)
         return _by_value.get_or_make(given, lambda: Sizes(given))
@@ -66,7 +66,7 @@ def facts_of(sizes: Iterable[int]) -> Sizes:
 
 @lru_cache(maxsize=_KEPT)
 def even_parts(num_rows: int, num_parts: int) -> tuple[int, ...]:
-    """Return sizes that are as even as possible; raises ConfigError where some part would be empty."""
+    """Return sizes as even as possible; raises ConfigError if a part would be empty."""
     return facts_of(sizes_of(even_bounds(num_rows, num_parts))).sizes
 
 

@@ -48,7 +48,9 @@ def _layout(shape: Sequence[int], dims: Sequence[int | None], sizes: PartSizes) 
 
 
 def dim_of(placement: Placement, ndim: int) -> int | None:
-    """Return the dim that a placement shards, counted from the front; None where it shards none of so many."""
+    """Return the dim that a placement shards, counted from the front; None if the placement shards no dim of a tensor
+    of this rank.
+    """
     is_one = isinstance(placement, Shard) and -ndim <= placement.dim < ndim
     return placement.dim % ndim if is_one else None  # type: ignore[attr-defined]
 
@@ -150,7 +152,7 @@ class ShardSpec:
         global_shape: Sequence[int],
         sizes: Sizes | None = None,
     ) -> ShardSpec:
-        """Split as evenly as possible where ``sizes`` (by mesh axis, index or name) says nothing."""
+        """Split as evenly as possible along axes that ``sizes`` (by mesh axis, index or name) leaves out."""
         axes, shape = mesh_axes(device_mesh), tuple(int(n) for n in global_shape)
         given = by_axis(sizes or {}, axes)
         parts: list[tuple[int, ...] | None] = []
@@ -169,7 +171,7 @@ class ShardSpec:
         global_shape: tuple[int, ...],
         sizes: tuple[tuple[int, ...] | None, ...],
     ) -> ShardSpec:
-        """Return the spec of this description, the same object each time. Raises as the class does."""
+        """Return the cached spec of this description. Raises the errors of the class."""
 
         shards = tuple(None if s is None else facts_of(s).sizes for s in sizes)
 
@@ -187,7 +189,7 @@ class ShardSpec:
         return kept_spec(device_mesh, (placements, global_shape, *map(id, shards)), make)
 
     def derive(self, global_shape: Sequence[int], dims: Sequence[int | None], sizes: PartSizes) -> ShardSpec:
-        """Make a spec on the same mesh: ``dims`` and ``sizes`` have one entry per mesh axis, None replicates.
+        """Make a spec on the same mesh: ``dims`` and ``sizes`` have one entry per mesh axis; None replicates.
 
         Kept: a model asks for the same ones in each step, and equal specs are then one object.
         """
@@ -202,7 +204,7 @@ class ShardSpec:
         return found
 
     def _derive_of_graph(self, key: Hashable, layout: _Layout) -> ShardSpec:
-        """Keep derived specs with the first spec alone, and hold that weakly: all go with their tensors."""
+        """Cache derived specs in the first spec only, which is held weakly: all are freed with their tensors."""
         first: weakref.ref[Cache[ShardSpec]] | None = self.__dict__.get("_relatives_of_first")
         kept = self._relatives if first is None else first()
         found = None if kept is None else kept.get(key)
@@ -215,12 +217,12 @@ class ShardSpec:
 
     @cached_property
     def _relatives(self) -> Cache[ShardSpec]:
-        """Specs of the same mesh, graph and past, which share it."""
+        """Cache shared by all specs of the same mesh, graph and past sizes."""
         return Cache(KEPT) if self.past_sizes or self.exchange is not None else of_mesh(self.device_mesh).specs
 
     @cached_property
     def plans(self) -> Cache[Any]:
-        """Plans that operations made for tensors of this layout, by keys of their own."""
+        """Cached plans of operations for tensors of this layout, by the operations' own keys."""
         return Cache(KEPT) if self.exchange is None else _KEEPS_NOTHING
 
     def _new(
@@ -240,12 +242,12 @@ class ShardSpec:
         )
 
     def replicated(self, global_shape: Sequence[int]) -> ShardSpec:
-        """Make a spec on the same mesh in which no axis shards."""
+        """Make a spec on the same mesh that replicates on all axes."""
         nothing = [None] * len(self.axes)
         return self.derive(global_shape, nothing, nothing)
 
     def along(self, axis: int, dim: int, global_shape: Sequence[int], sizes: Sequence[int] | None = None) -> ShardSpec:
-        """Make a spec on the same mesh in which one axis alone shards: ``dim``, into its own sizes or others."""
+        """Make a spec on the same mesh in which only one axis shards ``dim``, with its own or other sizes."""
         dims = [dim if a == axis else None for a in range(len(self.axes))]
         return self.derive(global_shape, dims, self.sizes if sizes is None else [sizes] * len(dims))
 
@@ -266,7 +268,7 @@ class ShardSpec:
         return new
 
     def with_rows(self, dim: int, rows: int | Sequence[int]) -> ShardSpec:
-        """Give one dim other rows: so many, or where it is sharded so many on each rank."""
+        """Change the number of rows of one dim: one number, or one per rank if the dim is sharded."""
         axis = self.sharded.get(dim)
         extent, parts = (rows, None) if isinstance(rows, int) else (facts_of(rows).total, rows)
         sizes = [parts if a == axis else s for a, s in enumerate(self.sizes)]
@@ -277,7 +279,7 @@ class ShardSpec:
         return replace(self, edge_parts=None if parts is None else tuple(map(tuple, parts)))
 
     def with_true_parts(self, counts: Sequence[Sequence[int]]) -> ShardSpec:
-        """Set the parts that are left of joined edges, of which so many are kept; one part is no news."""
+        """Set the edge parts that remain after a selection with these counts; a single part changes nothing."""
         left = [part for part in counts if any(part)] or counts[:1]
         return self if len(counts) == 1 or self.exchange is None else self.with_edge_parts(left)
 
@@ -290,7 +292,7 @@ class ShardSpec:
 
     @cached_property
     def order(self) -> tuple[tuple[int, ...], ...] | None:
-        """The edge parts that decide the order of the rows: None for that of one process, () where it is not known."""
+        """The edge parts that determine the rows' order: None for the order of one process, () if unknown."""
         return None if self.in_order else self.edge_parts or ()
 
     def without(self, dims: Collection[int], *, keepdim: bool = False) -> ShardSpec:
@@ -316,7 +318,7 @@ class ShardSpec:
         return hash((self.global_shape, self.sizes, self.dims))
 
     def lies_as(self, other: ShardSpec) -> bool:
-        """Whether both shard the same dims into the same sizes and order, whatever the other dims are."""
+        """Whether both shard the same dims with the same sizes and order, whatever the other dims are."""
         return self is other or (
             (self.dims, self.sizes, self.ndim, self.order) == (other.dims, other.sizes, other.ndim, other.order)
             and self.device_mesh == other.device_mesh
@@ -329,7 +331,7 @@ class ShardSpec:
 
     @cached_property
     def dims(self) -> tuple[int | None, ...]:
-        """The tensor dim that each mesh axis shards, None where it replicates."""
+        """The tensor dim that each mesh axis shards; None if it replicates."""
         return tuple(p.dim if isinstance(p, Shard) else None for p in self.placements)
 
     @cached_property
@@ -339,7 +341,7 @@ class ShardSpec:
 
     @cached_property
     def is_replicated(self) -> bool:
-        """True where no axis shards: every rank holds the whole tensor."""
+        """True if no axis shards: every rank holds the whole tensor."""
         return not self.sharded
 
     @cached_property
@@ -349,7 +351,7 @@ class ShardSpec:
 
     @cached_property
     def last_sharded(self) -> int:
-        """The last tensor dim that is sharded, -1 where none is."""
+        """The last sharded tensor dim; -1 if no dim is sharded."""
         return max(self.sharded, default=-1)
 
     @cached_property
@@ -374,12 +376,12 @@ class ShardSpec:
         return sizes
 
     def dim_bounds(self, dim: int) -> tuple[IntArray, int]:
-        """Return the bounds of a tensor dim and this rank's part; a dim that is not sharded is one part."""
+        """Return the bounds of a tensor dim and this rank's part; an unsharded dim is one part."""
         sizes, rank, _ = self.parts(dim)
         return bounds_of(sizes), rank
 
     def parts(self, dim: int) -> tuple[tuple[int, ...], int, dist.ProcessGroup | None]:
-        """Return the sizes of a tensor dim, this rank's part and its group; a dim that is not sharded is one part."""
+        """Return the sizes of a tensor dim's parts, this rank's part and its group; an unsharded dim is one part."""
         axis = self.sharded.get(dim)
         if axis is None:
             return (self.global_shape[dim],), 0, None

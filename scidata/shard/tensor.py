@@ -1,4 +1,4 @@
-"""ShardTensor: a torch.Tensor with a global shape, of which each rank holds a part.
+"""ShardTensor: a torch.Tensor with a global shape whose parts lie on the ranks.
 
 Torch functions are intercepted at ``__torch_function__`` and looked up in the op table; ordinary autograd runs on the
 local parts, with differentiable collectives between them. So a tensor's graph, gradient and memory are those of its
@@ -309,7 +309,7 @@ class ShardTensor(ShardBase):
         *,
         sizes: Sizes | None = None,
     ) -> ShardTensor:
-        """Return the same tensor in another layout; the halo is dropped where anything changes. Collective.
+        """Return the tensor in another layout; any change drops the halo. Collective.
 
         Parameters
         ----------
@@ -407,7 +407,7 @@ class ShardTensor(ShardBase):
         return self.local.is_leaf
 
     def retain_grad(self) -> None:
-        """Keep the gradient of a tensor that is not a leaf.
+        """Keep the gradient of a non-leaf tensor.
 
         Examples
         --------

@@ -63,7 +63,8 @@ def _joined(domain: DeviceMesh, tp: DeviceMesh) -> _Meshes:
 
 
 class ShardedDTensor(ShardTensor):
-    """A DTensor over ``tp`` whose parts are ShardTensors: the result of ``DTensor.from_local`` with a ShardTensor.
+    """A DTensor over ``tp`` whose local parts are ShardTensors: the result of ``DTensor.from_local`` with a
+    ShardTensor.
 
     ``device_mesh``, ``placements``, ``redistribute``, ``to_local`` and ``full_tensor`` are about the axes of tensor
     parallelism, as a DTensor's are; ``spec`` is about all. Every result is one too, but for numbers. Plain tensors that
@@ -215,7 +216,7 @@ def from_local(
     stride: Sequence[int] | None = None,
     grad_placements: Sequence[Placement] | None = None,
 ) -> object:
-    """Do as ``DTensor.from_local`` with a ShardTensor as the local part, which is of even size along ``tp``.
+    """Implement ``DTensor.from_local`` for a ShardTensor as local part, with equal sizes along ``tp``.
 
     ``function`` is torch's own: it makes a DTensor of a ShardTensor that is replicated on all axes.
     """
@@ -276,5 +277,5 @@ def _spec(
 
 
 def _memory_of_part(memory: Strides | None, placements: Sequence[Placement]) -> Strides | None:
-    """Return the strides of a tensor from those of its part, or the other way round."""
+    """Convert a tensor's strides to those of its part, or back."""
     return memory if memory is None or all(isinstance(p, Replicate) for p in placements) else UNKNOWN

@@ -73,7 +73,7 @@ views_are_replayed: Callable[[], bool] = torch._C._is_view_replay_enabled
 
 
 def version_of(x: Tensor) -> int:
-    """Return how often a plain tensor was written to; -1 where torch does not count.
+    """Return a plain tensor's version counter; -1 if torch does not count its writes.
 
     Autograd checks the same number when it uses saved tensors; public is only that it then raises.
     """
@@ -86,19 +86,19 @@ def storage_of(x: Tensor) -> int:
 
 
 def shares_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two plain tensors lie in one storage."""
+    """Whether two plain tensors share a storage."""
     return storage_of(x) == storage_of(y)
 
 
 def is_of_leaf(x: Tensor) -> bool:
-    """Whether a plain tensor is a leaf that requires grad, or a view of one: torch lets nobody write to those."""
+    """Whether a plain tensor is a leaf that requires grad, or a view of one, which torch does not let be written to."""
     base = x if x._base is None else x._base
     return base.is_leaf and base.requires_grad
 
 
 @contextmanager
 def inferring(*, fake: bool) -> Iterator[None]:
-    """Run functions for the shapes and strides of their results, unseen by modes of the user's.
+    """Run functions to infer shapes and strides of their results, hidden from the user's modes.
 
     On tensors of the device ``"meta"``; or with ``fake``, on any device, where tensors made here have no values either.
     Compilers' inference of shapes is not public. Hooks on saved tensors do not see it either: a checkpoint counts
@@ -152,7 +152,7 @@ pad_sequence_of_c: Callable[..., Tensor] = torch._C._nn.pad_sequence
 
 
 def of_lists(name: str) -> Callable[..., object]:
-    """Return the function that one of ``torch.functional`` calls where it is given one list of tensors.
+    """Return the function that a function of ``torch.functional`` calls with one list of tensors.
 
     Only that function arrives at ``__torch_function__`` then.
     """
@@ -161,7 +161,8 @@ def of_lists(name: str) -> Callable[..., object]:
 
 @cache
 def body_of(function: Callable[..., object]) -> Callable[..., Tensor]:
-    """Return one of torch's functions in Python without its look for overrides, so that its operations meet those.
+    """Return a Python function of torch without its check for overrides, so that its operations are dispatched one by
+    one.
 
     ``F.lp_pool2d`` hands a ShardTensor to ``__torch_function__`` and does no more; its body is powers and an average
     pooling. torch has no way past the first lines.
@@ -172,7 +173,7 @@ def body_of(function: Callable[..., object]) -> Callable[..., Tensor]:
 
 
 def _with_globals(function: FunctionType, names: Mapping[str, Callable[..., object]]) -> FunctionType:
-    """Return a function in which some global names stand for others."""
+    """Return a copy of a function with some global names replaced."""
     scope = {**function.__globals__, **names}
     new = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     new.__kwdefaults__ = function.__kwdefaults__
@@ -181,7 +182,7 @@ def _with_globals(function: FunctionType, names: Mapping[str, Callable[..., obje
 
 @cache
 def definition_of(function: Callable[..., object]) -> Callable[..., Tensor]:
-    """Return torch's own definition of a function in Python: the reference by which it is compiled, else its body.
+    """Return torch's Python definition of a function: the reference that compilation uses, else its body.
 
     A reference calls others of its module, of which many are of operators that only compilers know: torch's functions
     of the same names are called instead.
@@ -199,7 +200,7 @@ def definition_of(function: Callable[..., object]) -> Callable[..., Tensor]:
 
 
 def unpatched(name: str) -> Callable[..., Tensor]:
-    """Return torch's own function, under which calls arrive, where another package put one in its place.
+    """Return torch's own function, the one that dispatch sees, if another package replaced it.
 
     PyTorch Geometric does so with ``torch.select`` and ``torch.index_select``. It keeps torch's nowhere public.
     """
@@ -233,12 +234,12 @@ def parameters_of(module: nn.Module) -> dict[str, Any]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the module's own buffers by name, also those that are None by now: ``named_buffers`` leaves them out."""
+    """Return the module's own buffers by name, including None, which ``named_buffers`` leaves out."""
     return module._buffers
 
 
 def compiled_from(model: object) -> object:
-    """Return the model that ``torch.compile`` was given, where this is its result; the class of that is not public."""
+    """Return the model that ``torch.compile`` was given, if this is its result, whose class is not public."""
     return getattr(model, "_orig_mod", model)
 
 
@@ -263,7 +264,7 @@ def is_in_a_mode() -> bool:
 
 
 def backward_pass() -> int:
-    """Return a number of the backward pass that runs in this thread, -1 where none does; there is no public sign."""
+    """Return the number of the backward pass in this thread, -1 outside one; torch has no public call for it."""
     return torch._C._current_graph_task_id()
 
 
@@ -295,7 +296,7 @@ _accumulated: set[Node] = set()
 
 @contextmanager
 def accumulating(nodes: Iterable[Node]) -> Iterator[None]:
-    """Have :func:`is_accumulated` say so in a pass inside another, which adds to the leaves behind these nodes."""
+    """Make :func:`is_accumulated` true in a nested pass that adds to the leaves behind these nodes."""
     new = {*map(_first_leaf, nodes)} - _accumulated
     _accumulated.update(new)
     try:
@@ -313,12 +314,12 @@ def is_needed(node: Node) -> bool:
 
 
 def keeps_graph() -> bool:
-    """Whether the pass that runs was asked to keep what another would need (``retain_graph``)."""
+    """Whether the present backward pass has ``retain_graph``."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def is_looked_at(x: Tensor) -> bool:
-    """Whether the gradient of a tensor that is no leaf is kept, or given to hooks of its own."""
+    """Whether the gradient of a non-leaf tensor is retained, or passed to its hooks."""
     return x.retains_grad or bool(x._backward_hooks)
 
 
@@ -355,7 +356,7 @@ def watch_functions(kind: type[Tensor], handle: _Handle) -> None:
 
 
 def _defined_before(kind: type[Function]) -> Iterator[type[Function]]:
-    """Return functions whose ``apply`` somebody may hold; torch's own are reached through the dispatcher.
+    """Return functions whose ``apply`` a caller may have stored; torch's own are reached through the dispatcher.
 
     The garbage collector is not asked for holders: while it lists all objects, ``tuple(...)`` in another thread fails
     with a SystemError (python/cpython#59313).
@@ -431,7 +432,7 @@ def _watched(plain: Callable[..., object], kind: type[Tensor], handler: Callable
 
 
 def watch_scripts(kind: type[Tensor]) -> None:
-    """Run functions of TorchScript, where they get a tensor of this kind, as the Python that they were made of.
+    """Run TorchScript functions that get such a tensor as the Python functions that they were compiled from.
 
     Its interpreter asks the dispatcher alone, which is below autograd.
     """
@@ -445,7 +446,7 @@ def watch_scripts(kind: type[Tensor]) -> None:
 
 
 def watch_data(kind: type[Any]) -> None:
-    """Have ``parameter.data = x`` take all values of a tensor of this kind, where the parameter is a plain one.
+    """Make ``parameter.data = x`` take all values of such a tensor if the parameter is plain.
 
     torch asks the parameter alone, which would point at memory that is not there.
     """
@@ -458,12 +459,12 @@ def watch_data(kind: type[Any]) -> None:
 
 
 def sees(given: object, kind: type[Tensor]) -> bool:
-    """Whether there is a tensor of this kind among nested values, or held by functions among them."""
+    """Whether nested values, or functions among them, hold such a tensor."""
     return any(isinstance(x, kind) or getattr(x, "of_shards", False) for x in reached(given))
 
 
 def reached(given: object) -> Iterator[object]:
-    """Return nested values, and those that functions among them hold.
+    """Return nested values, and the values that functions among them hold.
 
     Functions hold the values that they close over, their defaults and bound arguments, and the globals that they name;
     of functions among those, nothing more.
@@ -525,7 +526,7 @@ _told: list[ModuleType] = []
 
 
 def keep_out_of_graphs(*, load: bool = False) -> None:
-    """Tell Dynamo to run this package's functions as they are; where it is not loaded yet, only if ``load``.
+    """Tell Dynamo not to trace this package's functions; load Dynamo only if ``load``.
 
     A function of a compiled model that meets a ShardTensor then runs as if not compiled, with the reason in
     ``TORCH_LOGS=graph_breaks``; functions on plain tensors are compiled as ever. ``torch.compiler.disable`` would have
@@ -547,12 +548,12 @@ FromTorchTensor: type[Function] = _FromTorchTensor
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that this one was cut out of, where both are; two cuts do not know each other otherwise."""
+    """Return the mesh that this one was sliced from, if any; two slices do not know each other otherwise."""
     return mesh._get_root_mesh()
 
 
 def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return a mesh of one axis over the same ranks, the same object each time. Collective where it is made.
+    """Return the cached one-axis mesh over the same ranks. Collective when it is made.
 
     ``dist.new_group`` would have every rank of the job make every group.
     """

@@ -1,4 +1,4 @@
-"""ShardTensors that are copies where torch gives views: a write to one shows in the other, or is refused.
+"""ShardTensors that are copies although torch returns views: writes to one show in the other, or are refused.
 
 ``y = x[2:5]`` copies rows to other ranks, where torch has ``y`` share memory with ``x``. ``y.copied`` is a ``Copy``
 with the base ``x``. A write to ``x`` makes ``y`` old: its next use copies again. A write to ``y`` is copied back to
@@ -24,7 +24,7 @@ _writes = [0]  # counts in inference mode, where torch does not count a tensor's
 
 
 class Copy(ViewState):
-    """A copy that would be a view in one process.
+    """A copy of what is a view in one process.
 
     ``base``: the ShardTensor that it would be a view of.
     ``local``: this rank's part of the copy. Views of it are copies too, in the same sense.
@@ -42,7 +42,7 @@ class Copy(ViewState):
         self.may_be_base = False  # in one process: of contiguous()
 
     def refresh(self) -> None:
-        """Copy again where the base was written to since. Collective then, where the copy was."""
+        """Copy again if the base was written to. Collective then, if making the copy was."""
         if self.base.copied is not None:
             self.base.copied.refresh()
         if self.seen != (now := _version(self.base)):
@@ -59,7 +59,9 @@ class Copy(ViewState):
         return self.follows_graph and self.seen != _version(self.base) and bool(self.base.requires_grad)
 
     def detached(self) -> Copy:
-        """Return the same without a graph, for a tensor that shares memory with this one or a view of it."""
+        """Return this state without an autograd graph, for a tensor that shares memory with this one or a view of
+        it.
+        """
 
         def put() -> None:
             with torch.no_grad():
@@ -74,7 +76,7 @@ class Copy(ViewState):
         return copied
 
     def check_layout(self) -> None:
-        """Raise where the base has another shape since: by ``base.t_()``, say."""
+        """Raise if the base has changed its shape since, by ``base.t_()`` for example."""
         if self.base.spec != self.layout:
             reason = "a tensor was written to whose shape was changed in place after this copy of it was made"
             raise unsupported(Tensor.copy_, reason, self.layout, self.base.spec, remedy="clone() the copy before that")
@@ -90,14 +92,14 @@ class Copy(ViewState):
 
 
 def refuse_no_gradient(x: ShardBase) -> None:
-    """Raise where the gradient of a tensor that this may be in one process was retained."""
+    """Raise if the gradient of a tensor that shares memory with this one in one process was retained."""
     copied = x.copied
     if isinstance(copied, Copy) and copied.may_be_base and copied.base.local.grad is not None:
         raise unsupported(Tensor.contiguous, "whether this is the tensor itself is not known", x.spec)
 
 
 class Whole(ViewState):
-    """Mark of a gradient that autograd made: nobody knows which of its elements are one in memory.
+    """Mark of a gradient made by autograd: which of its elements share memory is unknown.
 
     All elements of a sum's gradient are: a write to one shows in all. So it is written to as a whole, or not.
     """
@@ -117,7 +119,7 @@ def gradient_of(x: ShardBase, local: Tensor) -> ShardBase:
 
 
 def _version(x: ShardBase) -> tuple[int, int]:
-    """Return a number that differs after each write; ranks compare their own, and come to the same."""
+    """Return a number that changes with each write; all ranks compute the same."""
     count = x.version()
     return count, _writes[0] if count < 0 else 0
 
@@ -147,7 +149,7 @@ def _any_repeated(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def refuse_repeated(func: TorchFunction, x: ShardBase, index: tuple[Any, ...]) -> None:
-    """Raise where several elements of a part, by slices and rows, are one in memory: torch raises for most writes."""
+    """Raise if several elements of a part, by slices and rows, share memory: torch raises for most such writes."""
     if _repeats(x) and x.global_strides is not None:
         part = torch.empty_strided(x.shape, x.global_strides, device="meta")[index]
         if _any_repeated(part.shape, part.stride()):
@@ -155,7 +157,7 @@ def refuse_repeated(func: TorchFunction, x: ShardBase, index: tuple[Any, ...]) -
 
 
 def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
-    """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back.
+    """Raise if ``x`` is a copy that is a view in torch, unless the written values can be put back.
 
     Also where several of its elements are one in memory: torch raises on ranks whose parts have any.
     """
@@ -188,7 +190,7 @@ def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
 def call_on_copies(
     func: TorchFunction, copies: Sequence[ShardBase], args: tuple[Any, ...], kwargs: dict[str, object]
 ) -> object:
-    """Call a function on the plain values of replicated copies; put back those that it writes to.
+    """Call a function on the plain values of replicated copies; put back the values that it changes.
 
     A result that shares memory with a copy is a copy, too.
     """
@@ -214,7 +216,7 @@ def call_on_copies(
 
 
 def _is_there(target: Tensor, index: Any, value: object) -> bool:
-    """Whether a value that is assigned is that very part: so ``x[i] *= y`` ends, when ``x[i]`` has been changed."""
+    """Whether an assigned value is the very same part: ``x[i] *= y`` ends so, after ``x[i]`` has been changed."""
     if type(value) is not Tensor or not shares_memory(value, target):
         return False
     part = target[index]

@@ -1,4 +1,4 @@
-"""The board of failures: ranks find out, beside their work, when one of them fails, dies, stops or leaves.
+"""Board of failures: ranks learn, beside their work, that one of them has failed, died, stopped or left.
 
 It begins with :func:`scidata.init_mesh`, or the first ShardTensor. No rank waits for another here, and no collective
 is called: ranks talk through the key-value store that the process group was started with (TCPStore under torchrun),
@@ -86,7 +86,7 @@ _own = _Own()
 
 
 def begin(timeout: float = 0.0, *, host: int | None = 0) -> Board | None:
-    """Return the board of this process, begun where there is none yet; None where a rank has no others.
+    """Return this process's board, started if necessary; None if there are no other ranks.
 
     ``timeout``: seconds after which a stopped rank is reported; 0 for the default.
     ``host``: the rank whose process keeps the store, if one does.
@@ -111,7 +111,7 @@ def begin(timeout: float = 0.0, *, host: int | None = 0) -> Board | None:
 
 
 def forget() -> None:
-    """Let go of a board whose process groups were destroyed: the store that it keeps would be that of the next ones."""
+    """Drop a board whose process groups were destroyed, since the store it keeps would serve the next ones."""
     if _own.board is not None and _own.process == os.getpid():
         let_go(_own.board)
         _own.board = None
@@ -144,7 +144,7 @@ _REST_SECONDS = 0.25  # for the answers that are under way
 
 
 def leave(board: Board, error: BaseException | None) -> None:
-    """Say why this process ends, once, and give the others the time to hear of it."""
+    """Post once why this process ends, and give the others time to read it."""
     if board.ended.is_set():
         return
     for loop in list(board.loops):
@@ -169,7 +169,7 @@ def leave(board: Board, error: BaseException | None) -> None:
 
 
 def _last_word(board: Board, error: BaseException | None) -> Event | None:
-    """Return the event with which this process ends; None where another rank's failure ends it."""
+    """Return the event with which this process ends; None if another rank's failure ends it."""
     if isinstance(error, RankFailedError):
         return None
     if error is not None:
@@ -189,7 +189,7 @@ def _say_goodbye(board: Board, event: Event | None, waits: float) -> None:
 
 
 def let_go(board: Board) -> None:
-    """Keep the store no more, once all have destroyed their groups: no rank is to find it in place of the next."""
+    """Release the store once all ranks have destroyed their groups, so that none finds it in place of the next."""
     board.look_again()
     board.join(only_store=True)
     is_host, deadline = board.rank == board.host, time.monotonic() + _LET_GO_SECONDS

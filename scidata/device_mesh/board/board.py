@@ -103,7 +103,7 @@ class Board(BoardState):
         self._inbox.put(lambda: self.loops.append(loop))
 
     def detach(self, loop: Loop) -> None:
-        """Stop calling a loop, once the others can know how it has ended."""
+        """Stop calling a loop, once the others can know how it ended."""
         done = threading.Event()
 
         def leave() -> None:
@@ -125,7 +125,7 @@ class Board(BoardState):
         self._inbox.put(lambda: self.post(event))
 
     def ask_to_stop(self, name: str) -> None:
-        """Have all ranks vote on the step to stop after; takes no lock."""
+        """Make all ranks vote on the step to stop after; takes no lock."""
 
         def ask() -> None:
             if name not in self._stops_asked:
@@ -135,26 +135,26 @@ class Board(BoardState):
         self._inbox.put(ask)
 
     def record_error(self, error: BaseException) -> None:
-        """Remember the latest error of an operation; the others hear of it where they wait for this rank."""
+        """Record the latest error of an operation; the others read it if they wait for this rank."""
         if not isinstance(error, RankFailedError):
             self.last_error = RecordedError.of(error)
             self.look_again()
 
     def has_said(self, event: Event) -> bool:
-        """Whether the log has it that a collective was broken off for an event."""
+        """Whether the log already reports that a collective was broken off for an event."""
         return self._breaks is not None and self._breaks.number == event.number
 
     def look_again(self) -> None:
-        """Have the board's thread look now."""
+        """Make the board's thread look now."""
         self._inbox.put(_nothing)
 
     def stop(self) -> None:
-        """Tell the threads to end."""
+        """Stop the threads."""
         self.ended.set()
         self._inbox.put(None)
 
     def join(self, *, only_store: bool = False) -> None:
-        """Wait for the end of the threads, or of those that talk to the store, unless the store holds them up."""
+        """Join the threads, unless the store blocks them."""
         for thread in self._threads[: -1 if only_store else None]:
             thread.join(_JOIN_SECONDS if self.is_answered else 0.0)
 
@@ -182,7 +182,7 @@ class Board(BoardState):
                 work = _nothing
 
     def _listen(self) -> None:
-        """Wait at the server for the next event: it is heard at once, and until then costs the server nothing.
+        """Wait at the server for the next event, at no cost to the server.
 
         Who ends posts one last event, which ends this wait: a thread that torch holds must not see Python's end.
         """
@@ -222,7 +222,7 @@ class Board(BoardState):
                 return
 
     def _patience(self, process: ProcessId | None) -> float:
-        """Return how long a rank may be silent: one that is seen to run may hold the GIL for long."""
+        """Return how long a rank may be silent: a rank that is seen running may hold the GIL for long."""
         limits = [limit for limit in (self.timeout, *(loop.timeout for loop in self.loops)) if limit]
         if process is None or process.runs() is not False or not limits:
             return _SILENCE
@@ -282,7 +282,7 @@ class Board(BoardState):
                 return
 
     def _post_errors(self) -> None:
-        """Post the latest error of an operation, if others may wait for this rank; take back those that are over."""
+        """Post the latest error of an operation, if others may wait for this rank; withdraw errors that are over."""
         last = self.last_error
         for old in [each for each in self._posted if each is not last or not each.holds_up()]:
             self._posted.remove(old)
@@ -296,7 +296,7 @@ class Board(BoardState):
         self._own = last.event
 
     def _look_after(self, talks: bool) -> None:
-        """Report the next rank where it has ended without a word, or gives no sign of life."""
+        """Report the next rank if it ended without posting an event, or gives no sign of life."""
         neighbour, now = (self.rank + 1) % len(self.ranks), time.monotonic()
         process = self.process(neighbour, self.posts)  # asked for until it is known
         if self.host is not None:
@@ -375,7 +375,7 @@ class Board(BoardState):
             stuck.break_groups()
 
     def _arm(self, event: Event, thread: int, how: str) -> None:
-        """Have the thread raise the reason as soon as it comes back.
+        """Make the thread raise the reason as soon as it returns to Python.
 
         All ranks do that before one breaks its groups, because that ends the collectives of the others, too.
         """
@@ -388,7 +388,7 @@ class Board(BoardState):
         self.knows(event)
 
     def _due(self) -> Iterator[tuple[Event, int, bool]]:
-        """Yield the events in spite of which a thread should not wait, the thread, and whether it is in a loop."""
+        """Yield the events for which a thread should stop waiting, the thread, and whether it is in a loop."""
         for loop in self.loops:
             event = loop.alarm()
             if event is not None:
@@ -421,7 +421,7 @@ class Board(BoardState):
         return known or self.cause(self.base, deadline) or self._overdue()
 
     def _overdue(self) -> Event | None:
-        """Tell all of the next rank, where it is on another machine, and has missed three signs of life."""
+        """Post an event about the next rank if it is on another machine and missed three signs of life."""
         neighbour, silence = (self.rank + 1) % len(self.ranks), time.monotonic() - self._heard[1]
         process = self.process(neighbour)
         if process is None or process.can_be_seen or silence < 3 * self._beat_seconds:
@@ -430,7 +430,7 @@ class Board(BoardState):
         return post(self.base, self.death_of(neighbour, self.loops_of(self.base, neighbour), how))
 
     def stopped(self, when: str) -> Event | None:
-        """Tell all of a rank whose process is seen to be stopped; None where all run."""
+        """Post an event about a rank whose process is stopped; None if all run."""
         if self.is_answered:
             return call_with_timeout(_REASON_SECONDS, lambda: self.find_stopped(self.base, when))
         if self.is_alone:
@@ -440,4 +440,4 @@ class Board(BoardState):
 
 
 def _nothing() -> None:
-    """Have the thread look again."""
+    """Do nothing; the thread looks again."""

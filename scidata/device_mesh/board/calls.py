@@ -1,4 +1,4 @@
-"""What ranks have begun, compared beside their work: a sum that meets a maximum gives values, and no error.
+"""Compare the collectives that ranks have begun: a sum that meets a maximum gives wrong values and no error.
 
 Each collective of scidata is noted, with the operation of the script that it is part of: ``noted.append()``, one call.
 A thread of the board takes the notes in with each sign of life, which tells the next rank of each group how many there
@@ -29,7 +29,7 @@ class Called(threading.local):
 
 
 class Note(NamedTuple):
-    """A collective: its number in its group, the operation's name, and what all ranks should have alike."""
+    """A collective: its number in its group, the operation's name, and the facts that are equal on all ranks."""
 
     number: int
     operation: str
@@ -67,7 +67,7 @@ class Calls:
         return {name: (notes[-1].number, notes[-1].checksum) for name, notes in self._notes.items()}
 
     def look(self, posts: Postings) -> Event | None:
-        """Return the event that has the next rank of a group look into the notes, where they differ; or None."""
+        """Return the event that asks the next rank of a group to compare notes, if checksums differ; else None."""
         if self._notes.keys() - self._next:
             for group in process_groups():
                 ranks = dist.get_process_group_ranks(group)

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in different operations: found by what each has begun, and named.
+"""Detect and name ranks that wait for each other in different operations.
 
 A rank that has stood in a collective for some seconds posts where. The first rank, if it stands too, looks for circles
 of ranks, and for ranks in one collective with different calls: neither ends but by a timeout; slow ranks are neither.
@@ -22,7 +22,7 @@ _MOST_NAMED = 3  # places of an error's text
 
 @dataclass(frozen=True)
 class Stand:
-    """Where a rank stands: in a collective of a group, the line of its script, and what it had begun by then."""
+    """Position of a rank: the group of its collective, the line of its script, and the collectives begun so far."""
 
     group: str
     ranks: list[int]
@@ -32,7 +32,7 @@ class Stand:
 
     @classmethod
     def of(cls, thread: int) -> Stand | None:
-        """Return where a thread stands; None where that is no collective of a group that is known."""
+        """Return the position of a thread; None if it is in no collective of a known group."""
         found, started = stuck.collective_of(thread), num_started()
         if found is None or found[0].group_name not in started:
             return None
@@ -40,7 +40,9 @@ class Stand:
         return cls(group.group_name, dist.get_process_group_ranks(group), call, line, started)
 
     def waits_for(self, other: Stand) -> bool:
-        """Whether another rank of the group has not come to this collective, or to another call of the same number."""
+        """Whether another rank of the group has not reached this collective, or is in another call of the same
+        number.
+        """
         own, theirs = self.started[self.group], other.started.get(self.group, 0)
         return theirs < own or (theirs == own and other.group == self.group and other.call != self.call)
 
@@ -55,7 +57,7 @@ class Deadlocks:
         self._seen: dict[int, Stand] = {}
 
     def look(self, posts: Postings, thread: int, num_ranks: int, *, reads: bool) -> Event | None:
-        """Post where a thread stands; the first rank returns the event of a deadlock that it has seen twice."""
+        """Post a thread's position; the first rank returns the event of a deadlock seen twice."""
         stands = self._stalls.look(thread) is not None and self._stalls.seconds > _STOOD and not self._stalls.is_of_two
         stand = Stand.of(thread) if stands else None
         if stand != self._posted:
@@ -71,7 +73,7 @@ class Deadlocks:
         return Event(kind="stuck", rank=self._rank, text=text)
 
     def seen_twice(self, posts: Postings, num_ranks: int) -> dict[int, Stand]:
-        """Return the ranks in a circle since the last call: one message, but where some rank stands elsewhere now."""
+        """Return the ranks that are in a circle as at the last call: one message, unless a rank has moved."""
         before, self._num_posted = self._num_posted, posts.count("stands", 0)
         if self._num_posted == before:
             return self._seen
@@ -81,7 +83,7 @@ class Deadlocks:
 
 
 def in_circle(stands: Mapping[int, Stand]) -> dict[int, Stand]:
-    """Return the ranks that wait for a rank which waits itself: each of those that have no end."""
+    """Return the ranks that wait, directly or through others, for ranks that wait themselves without end."""
     left = dict(stands)
     while gone := [r for r, each in left.items() if not any(each.waits_for(left[o]) for o in each.ranks if o in left)]:
         left = {rank: each for rank, each in left.items() if rank not in gone}

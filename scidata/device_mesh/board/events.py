@@ -58,7 +58,7 @@ class Event:
 
 
 def post(posts: Postings, event: Event) -> Event:
-    """Tell all ranks of an event; return it with its number."""
+    """Post an event to all ranks; return it with its number."""
     return replace(event, number=posts.append("events", vars(event)))
 
 
@@ -69,12 +69,12 @@ def events_of(posts: Postings, first: int = 0) -> Iterator[Event]:
 
 
 def in_words(error: BaseException) -> str:
-    """Return an error in one line."""
+    """Format an error in one line."""
     return " ".join(line.strip() for line in traceback.format_exception_only(error))
 
 
 def latest(loops: Loops) -> Place:
-    """Return the place of the loop that was begun last; step -1 where there is none."""
+    """Return the position in the loop begun last; step -1 if there is none."""
     return list(loops.values())[-1] if loops else (0, -1, "")
 
 
@@ -101,7 +101,7 @@ def left(rank: int, loops: Loops, last_error: str | None) -> Event:
 
 
 def places_of_dead(loops: Loops) -> Mapping[str, Sequence[int]]:
-    """Return where other loops meet the death of a rank: in the loops that it had not come to the end of."""
+    """Return the steps at which other ranks learn of a rank's death: in loops that it had not finished."""
     # all ranks may have left a loop where it did; nobody may need it after its last one
     found = {name: (i, at + 1 if state == "left" else -1) for name, (i, at, state) in loops.items() if state != "done"}
     return found if loops else {ANYWHERE: (0, -1)}

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessId:
-    """A process, told apart from others of all machines and times."""
+    """Identity of a process across machines and time."""
 
     machine: str  # the running kernel and its process namespace: where the number means something
     host: str  # its name, for people
@@ -32,20 +32,20 @@ class ProcessId:
         return self.machine == _machine() and bool(self.started)
 
     def _state(self) -> str:
-        """Return its state as one letter of Linux; "" where it has ended and its parent knows."""
+        """Return Linux's one-letter process state; "" if it has ended and was reaped."""
         state, started = _status(self.pid)
         return state if started == self.started else ""
 
     def has_ended(self) -> bool:
-        """Whether it has certainly ended; False where that cannot be seen from here."""
+        """Whether it has certainly ended; False if unknown."""
         return self.can_be_seen and self._state() in ("", "Z", "X")  # a zombie waits for its parent only
 
     def runs(self) -> bool | None:
-        """Whether it is there, and not stopped (SIGSTOP, a debugger); None where that cannot be seen from here."""
+        """Whether it exists and is not stopped (SIGSTOP, a debugger); None if unknown."""
         return self._state() not in ("", "Z", "X", "T", "t") if self.can_be_seen else None
 
     def is_there(self) -> bool:
-        """Whether it runs, or its parent has not taken note of its end. False where that cannot be seen."""
+        """Whether it runs or was not reaped yet. False if unknown."""
         return self.can_be_seen and self._state() not in ("", "X", "T", "t")
 
 
@@ -78,7 +78,7 @@ class StepSeen:
                 self._file = open(f"/proc/{process.pid}/fd/{fd}", "rb")  # noqa: SIM115
 
     def step(self) -> int | None:
-        """Return the number that it has left last; None where that cannot be seen."""
+        """Return the last step number that it posted; None if unknown."""
         return (
             None if self._file is None else int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little", signed=True)
         )
@@ -93,7 +93,7 @@ def _machine() -> str:
 
 
 def _status(pid: int) -> tuple[str, str]:
-    """Return the state, as one letter, and the start time; both empty where there is no such process (or no Linux)."""
+    """Return the one-letter state and the start time; both empty without such a process (or without Linux)."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()  # the name before it may hold anything

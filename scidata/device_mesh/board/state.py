@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.05  # between two looks at why a collective has failed
 
 
 class Loop(Protocol):
-    """A loop over a loader that is under way."""
+    """A running loop over a loader."""
 
     name: str
     thread: int
@@ -38,10 +38,10 @@ class Loop(Protocol):
         """Talk to the other ranks. Called by the board's thread, with each sign of life."""
 
     def alarm(self) -> Event | None:
-        """Have the loop raise the event that is due, if there is one; return it, as the loop may not come to that."""
+        """Make the loop raise the due event, if any; return it in case the loop never gets there."""
 
     def end(self) -> None:
-        """End as a loop does that is left."""
+        """End as if the loop was left."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class RecordedError:
         return cls(in_words(error), num_started(), time.monotonic(), weakref.ref(held))
 
     def holds_up(self) -> bool:
-        """Whether others may wait for this rank: it has begun no collective since, and still has the error."""
+        """Whether others may wait for this rank: it has begun no collective since and still has the error."""
         return self.started == num_started() and self.held() is not None
 
 
@@ -102,16 +102,16 @@ class BoardState:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the store may still answer; torch prints a backtrace of its own where it is asked and does not."""
+        """Whether the store may still answer; torch prints a backtrace if it does not."""
         host = self.host_process()
         return not self.is_lost and not self.is_alone and (host is None or host.runs() is not False)
 
     def host_process(self) -> ProcessId | None:
-        """Return the process that keeps the store, if it is a rank's, and known."""
+        """Return the process that keeps the store, if it is a rank's and known."""
         return None if self.host is None else self.process(self.host)
 
     def name_for(self, kind: str, ranks: Sequence[int]) -> str:
-        """Return a prefix for one more loader, or writer, of some ranks: the same on all, as they count alike."""
+        """Return a prefix for one more loader or writer of some ranks, equal on all since they count alike."""
         of = "" if len(ranks) == len(self.ranks) else f"of{zlib.crc32(repr(list(ranks)).encode()):08x}"
         self._names[kind + of] += 1
         return f"{kind}{self._names[kind + of]}{of}"
@@ -127,7 +127,7 @@ class BoardState:
         return event if self.is_alone or self.is_lost else post(self.posts, event)
 
     def knows(self, event: Event) -> None:
-        """Say that this rank has heard of an event, and can do without the rank that has posted it."""
+        """Post that this rank has read an event, and can go on without the rank that posted it."""
         if event.number < 0 or event.rank == self.rank or event.number in self._known or self.is_lost:
             return
         if not self.is_alone or event.rank == self.host:
@@ -166,7 +166,7 @@ class BoardState:
         )
 
     def introduce(self) -> None:
-        """Say which process this rank is, and that it is one of this machine's."""
+        """Post this rank's process, and that it runs on this machine."""
         own = ProcessId.own()
         self.posts.post(f"process/{self.rank}", {"process": asdict(own), "shown": self.shown.fd})
         self.posts.append(f"on/{own.machine}", self.rank)
@@ -174,7 +174,7 @@ class BoardState:
     # -- other ranks: their processes, their loops, and which are gone -------------------------------------------------
 
     def process(self, rank: int, posts: Postings | None = None) -> ProcessId | None:
-        """Return a rank's process, if it is known; ask the store if one is given."""
+        """Return a rank's process, if known; ask the store if one is given."""
         if rank not in self._processes and posts is not None and (record := posts.find(f"process/{rank}")) is not None:
             found = self._processes[rank] = ProcessId(**record["process"])
             if not found.has_ended():  # its step can be seen as long as it lives, and after
@@ -238,7 +238,7 @@ class BoardState:
         return None
 
     def find_stopped(self, posts: Postings, when: str) -> Event | None:
-        """Tell all ranks of one whose process is seen to be stopped now, and return that."""
+        """Post an event about a rank whose process is stopped now, and return it."""
         how = f"has given no sign of life {when}: its process is stopped"
         found = self._first(posts, lambda process: process.runs() is False and not process.has_ended(), how)
         return None if found is None else post(posts, found)

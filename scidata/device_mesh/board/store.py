@@ -45,11 +45,11 @@ class Postings:
         self._store: Any = dist.PrefixStore(prefix, store) if prefix else store  # type: ignore[attr-defined]
 
     def below(self, prefix: str) -> Postings:
-        """Return the values below a further prefix, over the same connection."""
+        """Return the postings under a longer prefix, over the same connection."""
         return Postings(self._store, prefix)
 
     def connect(self) -> Postings:
-        """Return the same values over a connection of their own."""
+        """Return the same postings over a new connection."""
         return Postings(self._store.clone())
 
     def post(self, key: str, value: object = "") -> None:
@@ -57,11 +57,11 @@ class Postings:
         self._store.set(key, json.dumps(value))
 
     def has(self, *keys: str) -> bool:
-        """Whether there is a value under each of the keys."""
+        """Whether all of the keys have values."""
         return bool(self._store.check(list(keys)))
 
     def read(self, key: str) -> Any:
-        """Return a value that is known to be there."""
+        """Return a value that exists."""
         # one message, where torch's get() is two, and would wait for a value that is not there
         return json.loads(self._store.compare_set(key, _ABSENT, _ABSENT))
 
@@ -70,12 +70,12 @@ class Postings:
         return [json.loads(value) for value in self._store.multi_get(list(keys))]
 
     def find(self, key: str) -> Any:
-        """Return a value, or None where nothing was posted; one message to the store."""
+        """Return a value, or None if it was not posted; one message to the store."""
         found = self._store.compare_set(key, _ABSENT, _ABSENT)
         return None if found == _ABSENT.encode() else json.loads(found)
 
     def claim(self, key: str, value: str) -> str:
-        """Post a value unless there is one; return the one that is there then."""
+        """Post a value unless the key has one; return the key's value."""
         return json.loads(self._store.compare_set(key, "", json.dumps(value)))
 
     def count(self, key: str, more: int = 1) -> int:
@@ -109,7 +109,7 @@ class Postings:
         return number
 
     def entries(self, row: str, first: int = 0) -> Iterator[Any]:
-        """Yield the values of a row, from a number on; a value whose rank has its number only ends them for now."""
+        """Yield the values of a row from a number on; stop at the first missing value."""
         keys = [f"{row}/{number}" for number in range(first, self.count(row, 0))]
         if len(keys) > 1 and self.has(*keys):  # all at once: when a job ends, every rank posts something
             yield from self.read_all(keys)
@@ -120,7 +120,7 @@ class Postings:
             yield value
 
     def wait_for_entry(self, row: str, number: int) -> None:
-        """Wait at the store until a row has a value under a number: over a connection that nobody else needs."""
+        """Wait at the store until a row has a value under a number, over a connection of its own."""
         self._store.wait([f"{row}/{number}"], _FOR_EVER)
 
     # -- waiting, and voting -----------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Postings:
         self, keys: Iterable[str], *, seconds: float = float("inf"), look: Callable[[float], object] | None = None,
         pauses: tuple[float, float] = _PAUSES, num_ranks: int = 1,
     ) -> bool:  # fmt: skip
-        """Wait until all keys have values; return False where some have not after ``seconds``.
+        """Wait until all keys have values; return False if some have none after ``seconds``.
 
         ``look``: called with the seconds waited so far, between two questions; may raise, to end the wait.
         ``pauses``: seconds between two questions, in the beginning and in the end.
@@ -148,7 +148,7 @@ class Postings:
         return True
 
     def vote(self, key: str, num_voters: int, finding: object = None, *, most: int | None = None) -> list[Any] | None:
-        """Vote once, with a finding or without; return all findings to the last voter, and None to the others."""
+        """Vote once, with or without a finding; return all findings to the last voter, None to the others."""
         if finding is not None:
             self.append(f"{key}/found", finding)
         if self.count(f"{key}/votes") != num_voters:
@@ -167,12 +167,12 @@ def common_postings() -> Postings:
 
 
 def has_peers() -> bool:
-    """Whether there are other ranks, and a store that they share."""
+    """Whether there are other ranks with a common store."""
     return dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() not in ("fake", "mpi")
 
 
 def call_with_timeout(seconds: float, ask: Callable[[], _T]) -> _T | None:
-    """Return the result of a conversation with the store; None where nobody answers in time.
+    """Return the result of a call to the store; None if it does not answer in time.
 
     torch's client waits for ever for a server that is stopped, and holds the connection meanwhile.
     """

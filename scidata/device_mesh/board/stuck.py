@@ -56,7 +56,7 @@ _NO_SCRIPTS = (os.path.join(_SCIDATA, ""), os.path.join(os.path.dirname(os.path.
 
 
 class StallDetector:
-    """Looks at where a thread is, several times a second."""
+    """Samples a thread's position several times a second."""
 
     is_inside = False  # whether the last look has seen it in a collective's code
     is_of_two = False  # whether that was a send or a receive, which other ranks have no part in

@@ -21,7 +21,7 @@ _last: ContextVar[str] = ContextVar("scidata_last_attention", default="")
 @checked_keywords
 @contextmanager
 def attention(way: str) -> Iterator[None]:
-    """Choose how ``scaled_dot_product_attention`` works where the sequence is sharded; the result is the same.
+    """Choose the algorithm of ``scaled_dot_product_attention`` over a sharded sequence; the result does not change.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ def attention(way: str) -> Iterator[None]:
 
 
 def chosen_by_user() -> str:
-    """Return the argument of :func:`attention` in whose block this is."""
+    """Return the algorithm of the enclosing :func:`attention` block."""
     return _algorithm.get()
 
 
 def chosen_algorithm(num_ranks: int, num_heads: int, gathered: int, exchanged: int, beside: int = 0) -> str:
-    """Return the algorithm to use, the same on each rank.
+    """Return the algorithm to use, equal on each rank.
 
     ``num_heads``: of keys; 0 where the heads cannot be exchanged for the sequence.
     ``gathered``: bytes of all keys and values of a rank's batch and heads, which a gather brings to each rank.

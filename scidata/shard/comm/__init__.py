@@ -1,1 +1,1 @@
-"""Collectives with uneven parts, and their foundations."""
+"""Collectives with uneven parts, and the code below them."""

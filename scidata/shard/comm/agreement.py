@@ -1,4 +1,4 @@
-"""Finding out that ranks differ where they must not, in a way that every rank raises alike."""
+"""Check that ranks hold equal values, and raise on all ranks if they do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_SHOWN = 3
 
 
 def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh, axes: Sequence[str | int]) -> None:
-    """Raise on every rank when the ranks along ``axes`` do not hold the same values. Collective.
+    """Raise on every rank if the ranks along ``axes`` do not hold the same values. Collective.
 
     Costs a reduction of 64 bytes along each axis where they do.
 
@@ -40,7 +40,8 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
 
 
 def gather_bytes(mine: bytes, groups: Sequence[Group], device: str) -> list[bytes]:
-    """Collect every rank's bytes, axis by axis: after the last axis each rank has those of the whole mesh. Collective.
+    """Gather every rank's bytes, axis by axis: after the last axis each rank has the bytes of the whole mesh.
+    Collective.
 
     In order of the ranks along the last axis, then along the one before it.
     """

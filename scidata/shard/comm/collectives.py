@@ -60,7 +60,9 @@ def normal_sizes(sizes: Sequence[int], group: Group) -> tuple[int, ...]:
 def normal_layout(
     shape: Sequence[int], sizes: Sequence[int], dim: int, group: Group, *, is_whole: bool
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the dim from the front and the sizes as plain integers; refuse those that the part, or whole, has not."""
+    """Return the dim from the front and the sizes as plain integers; raise if the part, or the whole, does not fit
+    them.
+    """
     if not -len(shape) <= dim < len(shape):
         raise ShardLayoutError(f"dim {dim} is out of range for a tensor of shape {tuple(shape)}")
     dim, checked, rank = dim % len(shape), normal_sizes(sizes, group), group_rank(group)
@@ -201,7 +203,7 @@ def _send_rows(x: Tensor, num_rows: int, route: Route, group: Group) -> Tensor:
 
 
 def _return_rows(y: Tensor, num_rows: int, route: Route, group: Group) -> Tensor:
-    """The other way round: rows go back to where they came from and are added there."""
+    """Transpose of sending rows: rows go back to their owners and are added there."""
     returned = exchange_rows(y, route.held, route.sent, group, route.pairs)
     return y.new_zeros((num_rows, *y.shape[1:])).index_add_(0, route.rows, returned)
 
@@ -214,7 +216,7 @@ def send_rows(x: Tensor, route: Route, group: Group) -> Tensor:
 
 
 def return_rows(y: Tensor, num_rows: int, route: Route, group: Group) -> Tensor:
-    """Send rows back to where :func:`send_rows` has them from, and add them up in ``num_rows`` rows.
+    """Send rows back to the owners from which :func:`send_rows` took them, and add them up in ``num_rows`` rows.
 
     Its transpose. Collective.
     """
@@ -222,7 +224,7 @@ def return_rows(y: Tensor, num_rows: int, route: Route, group: Group) -> Tensor:
 
 
 def swap_counts(counts: Tensor, group: Group) -> tuple[Tensor, int]:
-    """Tell each rank how many rows it is to get, ``(num_ranks,)`` int64. Collective.
+    """Tell each rank how many rows it will receive, ``(num_ranks,)`` int64. Collective.
 
     Returns how many rows each rank has for this one, and the number of pairs of ranks that have any (:class:`Route`).
     """

@@ -1,4 +1,4 @@
-"""Comparing through the ranks' common store: each rank with one or two others, and all of them hear of a difference.
+"""Comparison through the ranks' common store: each rank compares with one or two others, and all learn of differences.
 
 A rank talks to the store some six times, whatever the number of ranks. No collective is called, so that it may be found
 out, and raised on all ranks, that the next one would not fit.
@@ -33,7 +33,7 @@ Report: TypeAlias = dict[str, Difference]  # by part
 
 
 def differing(theirs: Mapping[str, str], own: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the values that differ of those that both ranks have."""
+    """Return the common keys whose values differ."""
     return {name: [theirs[name], own[name]] for name in theirs if name in own and theirs[name] != own[name]}
 
 
@@ -55,7 +55,7 @@ class Comparison(Generic[ValueT]):
     def run(
         self, record: Record[ValueT], leaders: Mapping[str, int], wait: Callable[[str, Sequence[int]], None]
     ) -> list[Report]:
-        """Compare, and return the reports of all ranks, the same on each.
+        """Compare, and return the reports of all ranks, equal on each.
 
         ``leaders``: by part: the rank that it is compared with, which has the same entry.
         ``wait``: called with a key, and the ranks that are waited for; returns when it is there, or raises.
@@ -77,17 +77,17 @@ class Comparison(Generic[ValueT]):
         return reports
 
     def pass_by(self) -> None:
-        """Vote without anything to compare, so that nobody waits for this rank."""
+        """Vote without comparing, so that no rank waits for this one."""
         self.blank()
         if not self.has_voted:
             self._vote({})
 
     def blank(self) -> None:
-        """Have nobody compare with this rank."""
+        """Post that no rank should compare with this one."""
         self._posts.post(f"{self._key}/{self._rank}", None)
 
     def withdraw(self) -> None:
-        """Remove this rank's values, which others could take for those of a later comparison."""
+        """Remove this rank's values, which could be taken for those of a later comparison."""
         self._posts.remove(f"{self._key}/{self._rank}")
 
     def first_missing(self, ranks: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""Autograd functions that others are made of: linear ones by their transposes, and values that are known already."""
+"""Autograd functions that others build on: linear functions given by their transposes, and precomputed values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Linear(Function):
 
 
 def _linear(how: tuple[Any, ...], *tensors: Tensor) -> Any:
-    """Compute; where no derivative can be taken, as in most backward passes, without torch's bookkeeping."""
+    """Compute; skip torch's bookkeeping if no derivative can be taken, as in most backward passes."""
     return call(_Linear, how, *tensors) if torch.is_grad_enabled() or has_dual_level() else how[0](*tensors, *how[3])
 
 
@@ -57,7 +57,7 @@ def linear(
 def linear_together(
     compute: Callable[..., tuple[Tensor, ...]], transposed: Callable[..., tuple[Tensor, ...]], xs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Do as :func:`linear` with several tensors; ``transposed`` is called once, when all gradients are there."""
+    """Like :func:`linear` for several tensors; ``transposed`` is called once, with all gradients."""
     return _linear((compute, transposed, compute, ()), *xs)
 
 
@@ -94,7 +94,7 @@ def known(
     tangent: Callable[..., Tensor] = Function.jvp,  # raises, as for any function that has none
     keeps_result: bool = False,
 ) -> Tensor:
-    """Return a value that is computed from ``x`` without autograd, by now or by a function of ``x``.
+    """Return a value computed from ``x`` outside of autograd, already or by a function of ``x``.
 
     Its gradient is ``gradient(grad, *saved)``, its tangent ``tangent(change, *saved)``; where the result is kept for
     them, as torch's softmax does, so that ``x`` may be written to, it comes before ``saved``.

@@ -1,4 +1,4 @@
-"""Samples that ranks take from a data set one by one, without a loader of scidata: are they the same on all ranks?
+"""Check that ranks take the same samples if they index a data set without a loader of scidata.
 
 Indexing never communicates, and one rank may look at a sample alone. But torch's own loader, or a loop over indices
 that are drawn on each rank, may give ranks of a domain parts of different samples, which an operation on shards would
@@ -27,7 +27,7 @@ _noted: dict[str, deque[str]] = {}  # by name of the group
 
 
 def note(sample: str, groups: Sequence[dist.ProcessGroup]) -> None:
-    """Say that a sample was handed out, whose parts the ranks of some groups share."""
+    """Note a sample whose parts are shared by the ranks of some groups."""
     for group in groups:
         if group.size() > 1 and dist.get_backend(group) not in ("fake", "mpi"):
             _noted.setdefault(group.group_name, deque(maxlen=_KEPT)).append(sample)

@@ -46,13 +46,13 @@ def is_capturing() -> bool:
 
 
 def uses_operators() -> bool:
-    """Whether collectives are to be calls of operators: while a step is captured, or their results are kept."""
+    """Whether collectives are called as operators: while a step is captured, or while their results are kept."""
     return (bool(captures) and is_capturing()) or get_ident() in tapes
 
 
 @dataclass
 class Calls:
-    """Collectives of a step that is captured."""
+    """Collectives of a step that is being captured."""
 
     known: Sequence[tuple[str, Tensor]] = ()  # names and results of those that moved integers in the eager step before
     # by number of call: of these the results that code has read, and a graph takes for granted
@@ -69,7 +69,7 @@ class Calls:
         self.results.clear()
 
     def result(self, name: str, x: Tensor, found: Tensor) -> Tensor:
-        """Return what a call gives: a tensor without values, or where it is of constants what it gave before."""
+        """Return the result of a call: a tensor without values, or for constants the earlier result."""
         number, self.num = self.num, self.num + 1
         self.results.append(found.clone(memory_format=torch.preserve_format))
         if x.is_floating_point() or x.is_complex():
@@ -86,7 +86,7 @@ class Calls:
 
 @contextmanager
 def capturing(known: Sequence[tuple[str, Tensor]] = ()) -> Iterator[Calls]:
-    """Have collectives put calls of operators in a graph."""
+    """Make collectives put calls of operators into the graph."""
     calls = Calls(known)
     captures.append(calls)
     try:
@@ -115,7 +115,7 @@ def noting(known: list[tuple[str, Tensor]]) -> Iterator[None]:
 
 @contextmanager
 def telling(results: Sequence[Tensor]) -> Iterator[None]:
-    """Have this thread's first collectives return these: they have been run, and other ranks do not run them again."""
+    """Make this thread's first collectives return these results, which have been exchanged already."""
     left = iter(results)
 
     def tell(name: str, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
@@ -128,7 +128,7 @@ def telling(results: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def expecting(expected: Mapping[int, Tensor], results: list[Tensor]) -> Iterator[None]:
-    """Raise OtherValuesError where a collective of a graph has another result than this; keeps all results."""
+    """Raise OtherValuesError if a collective of a graph has another result than this; keep all results."""
 
     def watch(number: int, found: Tensor) -> None:
         results.append(found.clone())  # a compiler may compute in its memory
@@ -206,7 +206,7 @@ def is_operator(target: object) -> bool:
 
 
 def in_range(x: Tensor, start: int, stop: int, message: str) -> Tensor:
-    """Return numbers; raises IndexError with the message where one is not from ``start`` on and below ``stop``."""
+    """Return numbers; raises IndexError with the message if one is outside ``[start, stop)``."""
     if not is_capturing():
         _check(x, start, stop, message)
         return x
@@ -229,7 +229,7 @@ def _checked(x: Tensor, start: int, stop: int, message: str) -> Tensor:
 
 
 def define(schema: str, function: Callable[..., Any], like: Callable[..., Any]) -> None:
-    """Define an operator that waits, and that stays in a graph though nobody uses its result."""
+    """Define an operator that waits, and that stays in a graph even if its result is unused."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=torch.Tag.cudagraph_unsafe)
     _library.impl(name, function, "CompositeExplicitAutograd")

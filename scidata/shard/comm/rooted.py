@@ -38,7 +38,9 @@ def _gather_to(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Gr
 
 
 def scattered(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
-    """Return the own part of the root's ``x``; the others' has the right shape but no rows along ``dim``."""
+    """Return the own part of the root's ``x``; on other ranks a tensor of the right shape without rows along
+    ``dim``.
+    """
     rank = group_rank(group)
     parts = list(enumerate(torch.split(x, list(sizes), dim))) if rank == root else []
     (received,) = exchange(x, parts, [(root, with_dim(x.shape, dim, sizes[rank]))], group, len(sizes) - 1)
@@ -52,7 +54,7 @@ def _from_owner(x: Tensor, dim: int, owner: int, group: Group) -> Tensor:
 
 
 def from_owner(x: Tensor, dim: int, owner: int, group: Group) -> Tensor:
-    """Return the one row along ``dim`` that ``owner`` holds, and the others do not. Collective.
+    """Return the one row along ``dim`` that only ``owner`` holds. Collective.
 
     Its gradient is replicated; backward keeps it where the row is owned. Collective in second derivatives.
     """

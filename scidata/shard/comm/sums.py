@@ -50,7 +50,7 @@ def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
 
 
 def replicate_to_shards(x: Tensor, groups: Sequence[Group]) -> Tensor:
-    """Say that a replicated value meets shards: forward the identity, backward a sum over each group.
+    """Let a replicated value meet shards: identity forward, sum over each group backward.
 
     So the ``.grad`` of a plain parameter is the full gradient on each rank. Collective in backward,
     except for parameters of a parallelized model, whose sums are those of ``parallelize``.
@@ -80,15 +80,15 @@ def _sum_all(groups: Sequence[Group], *parts: Tensor) -> tuple[Tensor, ...]:
 
 
 def replicate_all(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
-    """Say that replicated values meet shards: their gradients are summed over the groups together, in one collective
-    for each group and dtype, once all are there.
+    """Let replicated values meet shards: their gradients are summed over the groups, in one collective per group and
+    dtype, once all have arrived.
     """
     same = lambda *values: tuple(value.view_as(value) for value in values)  # noqa: E731
     return list(linear_together(same, partial(_sum_all, groups), values))
 
 
 def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
-    """Do as :func:`replicate_all`, without the values that a parallelized model sums by itself."""
+    """Like :func:`replicate_all`, without the values that a parallelized model sums by itself."""
     if len(values) == 1 or any(deferral(value) is not None for value in values):
         return [replicate_to_shards(value, groups) for value in values]
     shared = [group for group in groups if group_size(group) > 1]
@@ -125,7 +125,7 @@ def defer(parameter: Tensor, groups: Iterable[dist.ProcessGroup | str]) -> None:
 
 
 def num_deferred() -> int:
-    """Return how often :func:`defer` was called: where not since, what it was called with is the same."""
+    """Return how often :func:`defer` was called: if unchanged, earlier answers still hold."""
     return _num[0]
 
 
@@ -136,14 +136,16 @@ def deferred_groups(x: Tensor) -> frozenset[str] | None:
 
 
 class Deferral(NamedTuple):
-    """Groups whose sum of a value's gradient is put off, by name, and a leaf whose gradient is averaged instead."""
+    """Groups over which the sum of a value's gradient is deferred, by name, and a leaf whose gradient is averaged
+    instead.
+    """
 
     groups: frozenset[str]
     leaf: Node | None  # None: the value itself
 
 
 def deferral(x: Tensor) -> Deferral | None:
-    """Return how the sum of a value's gradient is put off: of a deferred leaf, or of what is made of such leaves alone.
+    """Return the deferral of a value's gradient sum: of a deferred leaf, or of a value made of such leaves only.
 
     None where it is not: where nothing was deferred, or the value's own gradient will be looked at.
     """
@@ -157,7 +159,7 @@ def deferral(x: Tensor) -> Deferral | None:
 
 
 def _made_of_leaves(node: Node) -> Deferral | None:
-    """Walk to the leaves; None where one is not deferred, or a custom function is met: it may have met other ranks."""
+    """Walk to the leaves; None if one is not deferred, or at a custom function, which may have met other ranks."""
     found: Deferral | None = None
     ahead, seen = [node], {node}
     for node in ahead:
@@ -193,7 +195,7 @@ class _ReplicateDeferred(Function):
 
 
 def replicate_deferred(x: Tensor, groups: Sequence[Group], put_off: Deferral) -> Tensor:
-    """Do as ``replicate_to_shards`` where sums are put off: without communication where a ``.grad`` is averaged."""
+    """Like ``replicate_to_shards`` with deferred sums: without communication if a ``.grad`` is averaged."""
     later = [group for group in groups if group is not None and group.group_name in put_off.groups]
     x = call(_ReplicateDeferred, x, tuple(later), put_off.leaf) if later else x.view_as(x)
     now = [group for group in groups if group not in later]

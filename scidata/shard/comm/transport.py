@@ -86,7 +86,7 @@ def _is_gloo(group: Group) -> bool:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """Return the values as a flat row of bytes, a view where that can be."""
+    """Return the values as a flat row of bytes, a view if possible."""
     flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element counts as contiguous with any stride
 
@@ -100,7 +100,7 @@ _sent = [0]
 
 
 def count_sent(num_bytes: int = 0) -> int:
-    """Add to the bytes that this rank has sent, and return how many these are; of large reductions those of a ring."""
+    """Add to the number of bytes that this rank has sent, and return it; large reductions count as rings."""
     _sent[0] += num_bytes
     return _sent[0]
 
@@ -111,7 +111,7 @@ def gathers_to_reduce(num_ranks: int) -> bool:
 
 
 def _is_small(x: Tensor, num_ranks: int) -> bool:
-    """Whether a tensor of each rank is gathered by one exchange; the same on all ranks."""
+    """Whether tensors of all ranks are gathered by one exchange; equal on all ranks."""
     return num_ranks > 2 and x.nbytes * num_ranks <= _AT_ONCE and x.is_cpu
 
 
@@ -120,7 +120,7 @@ def _alike(x: Tensor, *_: object) -> Tensor:
 
 
 def _gather(x: Tensor, shape: Sequence[int], num_ranks: int, group: Group) -> Tensor:
-    """Return the tensors of all ranks, of one shape, one after the other in one of another shape. Collective."""
+    """Return the equally shaped tensors of all ranks, concatenated in a tensor of another shape. Collective."""
     found = x.new_empty(shape)
     received, part = found.view(-1).view(torch.uint8), as_bytes(x)
     count_sent(x.nbytes * (num_ranks - 1))
@@ -138,7 +138,7 @@ _under_way: set[Transfer] = set()  # of two ranks each: a buffer that went too s
 
 
 class Transfer:
-    """Values on their way between the ranks of a group, into ``received``: there after :meth:`wait`. Collective.
+    """An exchange under way between the ranks of a group; ``received`` is valid after :meth:`wait`. Collective.
 
     Where few ranks send to each other they send and receive by themselves; else it is one all-to-all, in which gloo
     sends a message to every rank, an empty one too. A convolution's halos, on two busy cores, by one and by the other:
@@ -222,7 +222,7 @@ def sent_by_route(x: Tensor, *route: Any, waits: bool) -> Transfer:
 
 @operator(ROUTE, as_held)
 def _exchange(x: Tensor, *route: Any) -> Tensor:
-    """Send values to some ranks, and return those received. Collective; see :class:`Transfer`."""
+    """Send values to some ranks, and return the received ones. Collective; see :class:`Transfer`."""
     return sent_by_route(x, *route, waits=True).received
 
 
@@ -250,7 +250,7 @@ def exchange_rows(rows: Tensor, sent: Counts, held: Counts, group: Group, pairs:
 
 @operator("Tensor rows, str group", _alike)
 def swap(rows: Tensor, group: Group) -> Tensor:
-    """Send to each rank as many of the rows, and return those received, both by rank. Collective."""
+    """Send each rank its number of rows, and return the received rows, both ordered by rank. Collective."""
     outgoing = as_bytes(rows)
     received = torch.empty_like(outgoing)
     count_sent(len(outgoing) - len(outgoing) // group_size(group))
@@ -263,7 +263,7 @@ def exchange(
     x: Tensor, parts: Sequence[tuple[int, Tensor]], shapes: Sequence[tuple[int, Sequence[int]]], group: Group,
     pairs: int | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Send each part to its rank and return the tensors received, of the given shapes. Collective, not differentiable.
+    """Send each part to its rank, and return the received tensors of the given shapes. Collective, not differentiable.
 
     ``x``: a tensor of their dtype, on their device.
     ``parts, shapes``: of the ranks to which this one sends, and from which it receives; in the order of the ranks.
@@ -347,7 +347,8 @@ def _rows_of_padded(sizes: Sequence[int], longest: int) -> Tensor:
 
 
 def gathered_to_reduce(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> tuple[Tensor, Group]:
-    """Return the parts of few ranks along ``dim``, and no group: what is made of them is the same on all. Collective.
+    """Gather the parts of a few ranks along ``dim``, so that each reduces them by itself and no group is needed.
+    Collective.
 
     Of many ranks, the own part, and the group: what is made of it has to be reduced over that.
     """
@@ -403,7 +404,7 @@ def _reduce(x: Tensor, number: int, group: Group) -> Tensor:
 
 
 def _reduce_by_pairs(x: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
-    """Reduce between two ranks, then between two such pairs, and so on: ``log2(ranks)`` messages of each. Collective.
+    """Reduce between pairs of ranks, then pairs of pairs, and so on: ``log2(ranks)`` messages each. Collective.
 
     Both of a pair reduce the same two values, so all come to the same bits. Ranks beyond a power of two hand their
     value to another first, and get the result from it last; all call all exchanges.

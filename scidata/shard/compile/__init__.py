@@ -1,4 +1,4 @@
-"""``compile``: steps on shards as graphs, whole models where that can be, else their largest modules."""
+"""``compile``: run steps on shards as graphs, of the whole model if possible, else of its largest modules."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Options:
     limit: int
 
     def compilers(self) -> tuple[Compiler, Compiler]:
-        """Return what compiles graphs, forward and backward."""
+        """Return the compilers of forward and backward graphs."""
         if self.backend == "inductor":
             return inductor(self.mode, self.options)
         if callable(self.backend):
@@ -77,7 +77,7 @@ class Options:
 
 
 class Region:
-    """A module, or function, whose calls are captured: the first of a kind is run eagerly, the second captured.
+    """A module or function whose calls are captured: the first call of a key runs eagerly, the second is captured.
 
     ``captured``: by key, one for each state of the module.
     ``reason``: why it is run eagerly; "" where it is not.
@@ -100,7 +100,7 @@ class Region:
         self._num_others = 0  # calls whose ranks held other integers than a graph takes for granted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, or function, by a graph where there is one."""
+        """Run the module or function, by a graph if there is one."""
         if self.reason or FALLBACKS or has_function_mode() or is_in_a_mode() or is_transforming() or has_dual_level():
             return self._plainly(self._call, args, kwargs)
         if has_global_hooks() or get_ident() in tapes:
@@ -111,7 +111,7 @@ class Region:
             return self._run(self._call, args, kwargs)
 
     def _plainly(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a call without a graph; where gradients of the first are differentiated, later ones are run so, too."""
+        """Run a call without a graph; if gradients of the first are differentiated, run later ones eagerly, too."""
         result = call(*args, **kwargs)
         if torch.is_grad_enabled() and (mesh := mesh_of((args, kwargs))) is not None:
 
@@ -202,7 +202,7 @@ class Region:
     def _by_graph(
         self, captured: Captured, leaves: Sequence[Leaf], call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a graph; where ranks hold other integers than it takes for granted, go on eagerly from there."""
+        """Run a graph; if other ranks' integers differ from those it was captured for, continue eagerly from there."""
         self._num_new = 0
         if not captured.expected:
             return captured.run(leaves)
@@ -230,7 +230,7 @@ class Region:
         tree: Any,
         last: Captured | None,
     ) -> Captured:
-        """Capture a call: without a value, else with those of constants, or of the integers among the arguments."""
+        """Capture a call without values, else with the values of constants, or of the integers among the arguments."""
         if self._values is not None:
             fixed = [leaf.by_value(keeps=True) for leaf in leaves]
             return self._capture(call, flat, fixed, tree, last, self._notes.pop(key), folds=True)
@@ -242,7 +242,7 @@ class Region:
             return self._capture(call, flat, leaves, tree, last, folds=True)
 
     def _eagerly(self, call: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
-        """Run a call that cannot be captured; one that raises says nothing about others."""
+        """Run a call that cannot be captured; if it raises, later calls are still tried."""
         result = self._plainly(call, args, kwargs)
         self._open(reason)
         return result
@@ -303,7 +303,7 @@ class Region:
         return f"{self.name}: {'; '.join(found) or (self.reason and 'eager: ' + self.reason) or 'not captured yet'}"
 
     def walk(self) -> Iterator[Region]:
-        """Yield this region, and those inside it."""
+        """Yield this region and the regions inside it."""
         yield self
         for part in self.parts:
             yield from part.walk()
@@ -325,7 +325,7 @@ def _running() -> Iterator[None]:
 
 @contextmanager
 def _capture_alone() -> Iterator[bool]:
-    """Yield whether no other thread runs a region; those that come meanwhile wait."""
+    """Yield whether no other thread runs a region; threads that arrive meanwhile wait."""
     thread = get_ident()
     with _lock:
         _capturing.append(thread)
@@ -336,7 +336,9 @@ def _capture_alone() -> Iterator[bool]:
 
 
 def regions_below(module: nn.Module, name: str, options: Options) -> list[Region]:
-    """Make a module a region; a container that is never called hands it down, and a single operation is none."""
+    """Make a module a region; containers that are never called pass this on to their children, single operations are
+    skipped.
+    """
     children = [*module.named_children()]
     if type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
         return [each for part, child in children for each in regions_below(child, f"{name}.{part}", options)]

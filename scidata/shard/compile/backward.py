@@ -41,7 +41,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # no resul
 
 @dataclass(eq=False, kw_only=True)
 class Again:
-    """A captured call, as it can be run once more."""
+    """A captured call that can be run once more."""
 
     function: Callable[[Sequence[Tensor]], Sequence[Tensor]]  # takes all tensors, and returns those of the results
     snapshot: Snapshot
@@ -58,7 +58,7 @@ class Again:
     mesh: DeviceMesh | None = None  # whose ranks make such calls together
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors as the graph gets them: those that get gradients as views, made by :class:`_Inputs`."""
+        """Return the graph's input tensors; those with gradients are views made by :class:`_Inputs`."""
         found = [*tensors]
         for i in self.unused:
             found[i] = found[i].detach()
@@ -70,7 +70,7 @@ class Again:
         return found
 
     def drawn(self, tensors: Sequence[Tensor]) -> list[tuple[Any, Tensor]]:
-        """Return the sources of the random numbers that it draws, and their states."""
+        """Return the sources of its random numbers, and their states."""
         sources: list[Any] = []
         if self.draws:
             others = {x.device for x in tensors} - {torch.device("cpu")}
@@ -80,8 +80,8 @@ class Again:
     def watched(
         self, results: Sequence[Tensor], told: Sequence[Tensor], inputs: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Return results whose backward graph will be run only where it is right, of the tensors as the graph got them
-        and as they are; ``told`` are the results of its collectives.
+        """Return results that check before backward whether the backward graph applies; ``told`` are the results of its
+        collectives.
         """
         node = next(filter(None, map(graph_of, results)), None)
         if node is None or results_of_graph(node) is None:
@@ -99,7 +99,7 @@ class Again:
         return found
 
     def _backward(self, node: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
-        """Return the gradients of a graph's inputs; None where its backward graph shall be run."""
+        """Return the gradients of a graph's inputs; None if its backward graph applies."""
         inputs = self.inputs_of(node)
         of_results = {i: grads[k] for i, k in (results_of_graph(node) or {}).items()}
         given = {i: grad for i, grad in of_results.items() if grad is not None}
@@ -115,7 +115,7 @@ class Again:
         return tuple(found.get(inputs.trained[k]) if each is inputs else None for each, k in node.next_functions)
 
     def _takes_all(self, inputs: Any) -> bool:
-        """Whether the pass that runs takes all gradients that the graph sums, and averages those that are put off."""
+        """Whether the present pass takes all gradients that the graph sums, and averages the deferred ones."""
         nodes = zip(inputs.trained, inputs.next_functions, strict=False)
         return all(
             is_accumulated(node) if i in self.put_off and is_needed(node) else not self.sends or is_needed(node)
@@ -123,11 +123,11 @@ class Again:
         )
 
     def inputs_of(self, node: Any) -> Any:
-        """Return the node of :class:`_Inputs` before this one; None where the call had other inputs."""
+        """Return the node of :class:`_Inputs` before this one; None if the call had other inputs."""
         return next((each for each, _ in node.next_functions if getattr(each, "again", None) is self), None)
 
     def gradients(self, inputs: Any, of_results: Mapping[int, Tensor]) -> dict[int, Tensor | None]:
-        """Run the call again, and return the gradients of its tensors by their places."""
+        """Run the call again, and return the gradients of its tensors by position."""
         create_graph = torch.is_grad_enabled()
         self._check(inputs)
         if create_graph and self.mesh is not None and inputs.last_told != backward_pass():
@@ -170,7 +170,7 @@ _num_told: Counter[str] = Counter()
 
 
 def tell_ranks(name: str, mesh: DeviceMesh, how: str) -> None:
-    """Tell others how this rank computes gradients that are differentiated; the last raises where that does not fit.
+    """Post how this rank computes gradients that are differentiated; the last rank raises if ranks do not fit together.
 
     A graph's rank runs the call again for that, so that two backward passes meet other ranks where an eager one adds
     gradients first. ``how`` is "" where neither sends. No rank waits.
@@ -193,7 +193,7 @@ def tell_ranks(name: str, mesh: DeviceMesh, how: str) -> None:
 
 
 def mesh_of(arguments: object) -> DeviceMesh | None:
-    """Return the mesh of the first sharded tensor among some arguments; None where there are no other ranks."""
+    """Return the mesh of the first sharded tensor among some arguments; None if there are no other ranks."""
     shard = next((x for x in tree_leaves(arguments) if isinstance(x, ShardBase)), None)
     return None if shard is None or not has_peers() else shard.spec.device_mesh
 
@@ -236,7 +236,7 @@ class _Inputs(Function):
 
 
 class _LeftOut(Function):
-    """Hand on results that the graph has no gradients for: where a loss uses them, the call is run again."""
+    """Pass on results without gradients in the graph: if a loss uses them, the call is run again."""
 
     @staticmethod
     def forward(ctx: Any, again: Again, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -85,7 +85,7 @@ class Captured:
 
     @property
     def next_left_out(self) -> Sequence[int] | None:
-        """The numbers of the results that a loss has left out, where these are others than it was captured for."""
+        """Numbers of the results that a loss has left out, if they differ from those of the capture."""
         return self.again.next_left_out
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Captured:
 
 
 def facts_of_places(snapshot: Snapshot, leaves: Sequence[Leaf]) -> list[Hashable]:
-    """Return what a graph takes for granted of each parameter and buffer, and which tensors lie in one storage."""
+    """Return the guarded facts of each parameter and buffer, and which of them share a storage."""
     held = _collect(snapshot.places, ())
     return [*map(facts, held), aliases_of(_collect(snapshot.places, leaves))]
 
@@ -104,7 +104,7 @@ class _CompiledError(Exception):
 
 
 def casts() -> list[tuple[str, bool, torch.dtype]]:
-    """Return what autocast does on each kind of device."""
+    """Return the autocast settings of each kind of device."""
     device = torch.accelerator.current_accelerator(check_available=True)
     kinds = ("cpu",) if device is None else ("cpu", device.type)
     return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
@@ -281,7 +281,7 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def _unchanged(arguments: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Raise where a function changes more of its arguments than values, or modes of torch."""
+    """Raise if a function changes more of its arguments than values, or changes modes of torch."""
 
     def facts() -> tuple[Any, ...]:
         flat, tree = tree_flatten(arguments)
@@ -349,7 +349,7 @@ def _tensors_of(leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
 
 
 def _constants(gm: GraphModule) -> list[tuple[Tensor, int]]:
-    """Return the tensors with values that the graph holds: of plans of exchanges, of closures and globals."""
+    """Return the tensors with values that the graph holds: from plans of exchanges, closures and globals."""
     found = []
     for node in gm.graph.nodes:
         if node.op != "get_attr":
@@ -369,7 +369,7 @@ def _collectives(gm: GraphModule) -> list[Node]:
 
 
 def _order(gm: GraphModule, collectives: Sequence[Node]) -> None:
-    """Have all collectives pretend to write to one tensor, so that a compiler keeps all of them in their order."""
+    """Make all collectives appear to write to one tensor, so that compilers keep all of them in order."""
     if not collectives:
         return
     graph, cpu = gm.graph, torch.device("cpu")

@@ -1,4 +1,4 @@
-"""``torch.compile`` of a model of :func:`scidata.parallelize`: what :func:`scidata.compile` does."""
+"""``torch.compile`` of a model of :func:`scidata.parallelize` runs :func:`scidata.compile`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _run_backend(backend: Compiler, gm: GraphModule, inputs: list[Any]) -> Calla
 
 
 class _Compiled:
-    """Makes the region of a module; in torch's own object, it is copied and pickled with the module."""
+    """Makes the region of a module; part of torch's own object, it is copied and pickled with the module."""
 
     def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
         self._module, self._options = module, options
@@ -36,7 +36,7 @@ class _Compiled:
 
 
 def take_over(model: nn.Module) -> None:
-    """Have ``torch.compile`` compile this model, its parts, and modules that hold any of these, as shards need it.
+    """Make ``torch.compile`` use :func:`scidata.compile` for this model, its parts, and modules that hold any of them.
 
     With other models, and with functions, it does what it did.
     """

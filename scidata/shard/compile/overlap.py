@@ -1,4 +1,4 @@
-"""Exchanges of a graph are started when their rows are there, and waited for where these are used, other work between.
+"""Start exchanges of a graph as soon as their rows exist, and wait for them at first use, with other work between.
 
 Collectives and random numbers stay in their order. Work waits until the next collective has been called, at most.
 """
@@ -28,7 +28,7 @@ _started: dict[int, dict[int, Transfer]] = defaultdict(dict)  # by thread, and b
 
 @operator(ROUTE, as_held)
 def _start(x: Tensor, *route: Any) -> Tensor:
-    """Do as ``exchange``, but that the values are there after ``finish`` of what is returned, and of ``x``."""
+    """Like ``exchange``, but the values are valid only after ``finish`` of the result and of ``x``."""
     started = sent_by_route(x, *route, waits=False)
     _started[get_ident()][storage_of(started.received)] = started
     return started.received
@@ -42,7 +42,7 @@ define("finish(Tensor(a!) x, Tensor sent) -> ()", _finish, lambda *_: None)
 
 
 def settling(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Have a graph wait first for exchanges that an error, of an index say, has left on their way in this thread.
+    """Make a graph wait first for exchanges that an earlier error in this thread left under way.
 
     Not where the error is raised: ranks that raised before may not have sent as yet.
     """
@@ -57,7 +57,7 @@ def settling(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 class _Order:
-    """Nodes in a new order: ``found``, with each exchange a second time where it is waited for."""
+    """Nodes in a new order: ``found``, with each exchange a second time at the place where it is waited for."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.found: list[Node] = []
@@ -97,7 +97,7 @@ class _Order:
                 self.put(node)
 
     def go_on(self, before: list[Node], collective: Node | None) -> None:
-        """Put what can be put before the next collective; waits for all exchanges but that which was called last."""
+        """Emit all nodes possible before the next collective; wait for all exchanges but the last one."""
         self.put_free(before)
         for each in [*self._under_way]:
             if each is not collective:
@@ -107,7 +107,7 @@ class _Order:
 
 
 def share_results(gm: GraphModule) -> None:
-    """Return what collectives give in place of copies, but where results before these share memory with it."""
+    """Return results of collectives without copies, unless earlier results share their memory."""
     output = gm.graph.output_node()
     given: list[Any] = [*output.args[0]]  # type: ignore[misc]
     kept = {i: x for i, x in enumerate(given) if isinstance(x, Node) and x.target is _aten.clone.default}
@@ -129,7 +129,7 @@ def share_results(gm: GraphModule) -> None:
 
 
 def overlap(gm: GraphModule) -> None:
-    """Let other work run while values of exchanges are on their way."""
+    """Let other work run while exchanges are under way."""
     graph = gm.graph
     if not any(node.target is _scidata.exchange.default for node in graph.nodes):
         return
@@ -162,7 +162,7 @@ def _is_sent(gradients: Node) -> bool:
 
 
 def _part_gradients(gm: GraphModule) -> None:
-    """Have convolutions compute the gradients of weights by themselves, while those of inputs are sent."""
+    """Split convolution backwards, so that weight gradients are computed while input gradients are sent."""
     for node in [*gm.graph.nodes]:
         if node.target is not _aten.convolution_backward.default or not all(node.args[-1][:2]) or not _is_sent(node):
             continue

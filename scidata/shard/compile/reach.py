@@ -50,7 +50,7 @@ _MOST = 50_000
 
 
 class NotCapturedError(Exception):
-    """A call that is run eagerly, with the reason."""
+    """The call has to run eagerly, for the given reason."""
 
 
 class EffectError(NotCapturedError):
@@ -62,25 +62,25 @@ def _package(module: object) -> str:
 
 
 def is_foreign(module: object) -> bool:
-    """Whether code of this module is known to compute the same again."""
+    """Whether this module belongs to a package whose code computes the same each time, such as torch."""
     return _package(module) in _FOREIGN
 
 
 def is_equal(now: object, before: object) -> bool:
-    """Whether two values are the same object, or equal ones that cannot change: 0.0 and -0.0 are not."""
+    """Whether two values are the same object, or equal immutable ones: 0.0 and -0.0 are not equal."""
     kind = type(now)
     return now is before or (kind is type(before) and kind in SIMPLE_TYPES and repr(now) == repr(before))
 
 
 def _environment() -> dict[bytes, bytes]:
-    """Return the environment, as it is held, without what inductor writes to it."""
+    """Return the environment variables as stored, without inductor's own."""
     held: dict[bytes, bytes] = vars(os.environ)["_data"]
     return {name: x for name, x in held.items() if b"TORCHINDUCTOR" not in name}
 
 
 @dataclass
 class Reached:
-    """What was reached, with what it was like."""
+    """Reached objects and their recorded state."""
 
     maps: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = field(default_factory=list)
     lists: list[tuple[Any, list[Any]]] = field(default_factory=list)
@@ -96,7 +96,8 @@ class Reached:
 
 
 class Walk:
-    """Reaches everything from some objects; of functions, those whose code has run, by the code's id in ``codes``.
+    """Walks everything reachable from some objects; of functions only those whose code has run, by code id in
+    ``codes``.
 
     Where ``codes`` is None, all functions but those of installed packages whose code is not in ``ran``.
     """
@@ -120,7 +121,7 @@ class Walk:
         self._reached.scopes = [*self._scopes.values()]
 
     def found(self, held: Mapping[int, object]) -> Reached:
-        """Return what was reached; ``held`` are the ids of parameters and buffers, whose values may change."""
+        """Return the reached objects; ``held`` are the ids of parameters and buffers, whose values may change."""
         for x in self._tensors:
             if id(x) not in held:
                 self._compare_tensor(x)
@@ -351,7 +352,7 @@ _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL
 
 
 def touches(code: types.CodeType) -> str:
-    """Return an attribute of tensors that code reads or sets, and a graph cannot have; "" where there is none."""
+    """Return a tensor attribute that code reads or sets and a graph cannot have; "" if there is none."""
     for each in _nested(code):
         if "type" in each.co_names and not {"Tensor", "Parameter"}.isdisjoint(each.co_names):
             return "may ask for the type of a tensor"

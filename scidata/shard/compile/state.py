@@ -1,4 +1,4 @@
-"""What a module's Python reads, besides its arguments: whether it is as it was when a graph was captured.
+"""State that a module's Python reads besides its arguments, and the check that it is as at capture.
 
 A graph is good as long as the module would run the same operations again: while its attributes, those of its parts and
 of the objects that they hold, and the globals and closures that its functions name, are the same values. Tensors among
@@ -22,7 +22,7 @@ _values: Callable[[Mapping[Any, Any]], Iterable[Any]] = methodcaller("values")
 
 
 class Snapshot:
-    """The state of some objects, and all that they reach, as it was when this was made.
+    """State of some objects and of everything that they reach, at the time of creation.
 
     ``places``: where parameters and buffers are kept: of each tensor the dicts and names.
     """
@@ -65,7 +65,7 @@ class Snapshot:
         self._map_values = [*chain.from_iterable(map(_values, self._copies))]
 
     def narrowed(self, codes: Mapping[int, Any]) -> Snapshot:
-        """Return a snapshot without what only functions name that have not run; by id of their code, those that have.
+        """Return a snapshot without objects that are named only by functions that have not run (code ids given).
 
         Places are those of this one.
         """
@@ -77,7 +77,7 @@ class Snapshot:
     # -- comparing -----------------------------------------------------------------------------------------------
 
     def holds(self) -> bool:
-        """Whether everything is as it was. Asked before each step: lists are compared at once, by identity."""
+        """Whether nothing has changed. Asked before each step: lists are compared at once, by identity."""
         try:
             return self._holds()
         except Exception:  # a parameter is gone, or values cannot be compared: they are others

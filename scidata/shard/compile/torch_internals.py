@@ -35,22 +35,22 @@ def has_function_mode() -> bool:
 
 
 def eager_call(module: nn.Module) -> Callable[..., Any]:
-    """Return what calls a module with its hooks, past the compiled call that ``module(...)`` looks for first."""
+    """Return the function that calls a module with its hooks, bypassing its compiled call."""
     return module._call_impl
 
 
 def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
-    """Have ``module(...)`` call this; ``module.compile()`` is the public way, which takes no callable."""
+    """Make ``module(...)`` call this; the public ``module.compile()`` takes no callable."""
     module._compiled_call_impl = call
 
 
 def compiled_call(model: object) -> object:
-    """Return what :func:`set_compiled_call` was given, or None."""
+    """Return the callable of :func:`set_compiled_call`, or None."""
     return getattr(model, "_compiled_call_impl", None)
 
 
 class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches tensors with values among the operands of what is captured: constants of the graph.
+    """Watches for tensors with values among the operands during capture: constants of the graph.
 
     One that is written to raises TypeError, before it is: each trace would write. With ``folds``, what is computed of
     constants alone is computed at once, and a constant too, so that handlers can read it. ``read`` has the constants
@@ -118,13 +118,13 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _is_fill(self, held: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
-        """Whether a number is repeated: what is computed is likely to be written to that."""
+        """Whether a single number is repeated: computed values are likely to be written there."""
         is_larger = sum(x.nbytes for x in new) > sum(x.nbytes for x in held)
         are_made = all(storage_of(x) in self._made for x in held)
         return is_larger and are_made and all(x.is_floating_point() for x in (*held, *new))
 
     def _rows_of(self, index: Any) -> list[Tensor | None]:
-        """Return indices with the places of what is true in masks for these, as how many there are is known."""
+        """Replace masks with known values in an index by the positions of their true elements."""
         found: list[Tensor | None] = []
         for x in index:
             if x is None or x.dtype != torch.bool or not has_values(x):
@@ -143,7 +143,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage_of(x) in self._made
 
     def _may_write(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object], folds: bool) -> bool:
-        """Whether what the operator writes to has no values, or was computed here."""
+        """Whether the operator's output tensor has no values, or was computed during capture."""
         names = [arg.name for arg in func._schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         targets = [given.get(arg.name) for arg in func._schema.arguments if arg.alias_info and arg.alias_info.is_write]
@@ -183,25 +183,25 @@ torch.library.register_fake("scidata::draw", _like_drawn, lib=_library)
 
 
 def be_parameter(x: Tensor, like: Tensor) -> None:
-    """Have ``isinstance(x, nn.Parameter)`` say of a tensor without values what it says of another."""
+    """Make ``isinstance(x, nn.Parameter)`` answer for a tensor without values as for another tensor."""
     if isinstance(like, nn.Parameter) and not isinstance(x, nn.Parameter):
         x._is_param = True
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module calls more than its ``forward``; torch lists hooks nowhere public."""
+    """Whether a call of the module runs more than its ``forward``; torch has no public list of hooks."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
 def has_global_hooks() -> bool:
-    """Whether there are hooks for all modules."""
+    """Whether hooks for all modules are registered."""
     return bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def checkpoint_hook() -> object:
-    """Return the innermost hook on saved tensors, where it is one of ``torch.utils.checkpoint``, else None."""
+    """Return the innermost saved-tensor hook if it is one of ``torch.utils.checkpoint``, else None."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks[0] if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint" else None
 
@@ -276,18 +276,18 @@ def tracing() -> Iterator[None]:
 
 
 def keep_in_forward(node: Node, *, is_forward: bool) -> None:
-    """Have a node of the graph of both ways stay in the forward graph, or in the backward one, whatever it needs."""
+    """Force a node of the joint graph into the forward, or the backward, graph."""
     node.meta["partitioner_tag"] = f"must_be_in_{'forward' if is_forward else 'backward'}"
 
 
 def lists_of_weights(module: nn.Module) -> dict[str, object]:
-    """Return what a GRU, say, makes anew where its parameters are others."""
+    """Return the objects that modules such as a GRU rebuild if their parameters are replaced."""
     names = ("_flat_weights", "_flat_weight_refs") if isinstance(module, nn.RNNBase) else ()
     return {name: vars(module)[name] for name in names}
 
 
 def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compiler, Compiler]:
-    """Return inductor's compilers of forward and backward graphs: ``torch.compile`` compiles what Dynamo has traced."""
+    """Return inductor's compilers of forward and backward graphs; ``torch.compile`` itself compiles Dynamo's traces."""
     from torch._inductor import compile_fx, config, list_mode_options
 
     if mode is not None:
@@ -309,7 +309,7 @@ def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compi
 
 
 def check_libraries() -> None:
-    """Have inductor raise where a library in its cache was cut: the process would end by SIGBUS where it is loaded.
+    """Make inductor raise if a library in its cache is truncated: loading it would end the process by SIGBUS.
 
     The table of sections is the last of such a file, and its header says where that is.
     """
@@ -332,24 +332,24 @@ def check_libraries() -> None:
 
 
 def called_module(function: Any) -> nn.Module | None:
-    """Return the module whose calls this is, as ``module.compile()`` hands it to ``torch.compile``."""
+    """Return the module of a call that ``module.compile()`` hands to ``torch.compile``."""
     return function.__self__ if getattr(function, "__func__", None) is nn.Module._call_impl else None
 
 
 def wrapped(module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> nn.Module:
-    """Return what ``torch.compile`` does: another module around this one, whose ``forward`` is ``make(...)``."""
+    """Return a module as ``torch.compile`` returns it, wrapped around this one, with ``forward`` from ``make(...)``."""
     from torch._dynamo.eval_frame import OptimizedModule
 
     return OptimizedModule(module, make)
 
 
 def forward_of_wrapped(model: object) -> object:
-    """Return what a module that :func:`wrapped` made calls; None for others."""
+    """Return the forward of a module made by :func:`wrapped`; None for other modules."""
     return vars(model).get("forward") if isinstance(getattr(model, "_orig_mod", None), nn.Module) else None
 
 
 def graph_of(result: Tensor) -> Any:
-    """Return the node of autograd that runs the backward graph of a captured function, of one of its results."""
+    """Return the autograd node that runs the backward graph behind one result of a captured function."""
     node = result.grad_fn
     return node if hasattr(getattr(node, "_forward_cls", None), "_aot_id") else None
 
@@ -367,7 +367,7 @@ def results_of_graph(node: Any) -> dict[int, int] | None:
 
 
 def watch_backward(node: Any, handle: Callable[[Any, Sequence[Tensor | None]], tuple[Any, ...] | None]) -> None:
-    """Ask ``handle(node, gradients)`` for the gradients of inputs, before the backward graph is run where it has none.
+    """Ask ``handle(node, gradients)`` for input gradients before the backward graph runs; None runs the graph.
 
     torch fills in zeros for results that got no gradient, and lets nobody see that they are none.
     """
@@ -404,11 +404,11 @@ def make_boxed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Say that a function is of this kind by itself."""
+    """Mark a function as taking a boxed list of arguments."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
 
 
 def memory_facts(x: Tensor) -> tuple[object, ...]:
-    """Return what a graph takes for granted of a tensor."""
+    """Return the guarded facts of a tensor's memory."""
     return type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_inference(), x.is_conj(), x.is_neg()

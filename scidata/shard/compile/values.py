@@ -1,4 +1,4 @@
-"""Arguments and results of a captured call: the tensors that a graph takes, and what is said of them besides.
+"""Arguments and results of a captured call: the tensors that a graph takes, and the guarded facts about them.
 
 Each leaf of the arguments is a plain tensor, a ShardTensor, or a value that is compared. Of a ShardTensor the graph
 takes the local part, with its halo where that is held, and ghosts that are here already; the layout is in the key.
@@ -44,7 +44,7 @@ _MOST_VALUES = 16
 
 
 def _number_of(spec: ShardSpec) -> int:
-    """Return a number that equal layouts share, those that are carried along included."""
+    """Return a number shared by equal layouts, including their carried facts."""
     number: int | None = spec.__dict__.get("_number")
     if number is None:
         facts = (spec, spec.exchange, tuple(spec.past_sizes.items()), spec.edge_parts)
@@ -62,7 +62,7 @@ class Leaf:
     is_fixed: bool = False  # whether other tensors of it do not vary
 
     def by_value(self, *, keeps: bool) -> Leaf:
-        """Return a leaf without tensors of integers, which are constants of it, copied where it ``keeps`` them."""
+        """Return the leaf with its integer tensors turned into constants, copied if ``keeps``."""
         fixed = [(i, x.clone() if keeps else x) for i, x in enumerate(self.tensors) if not _varies(x)]
 
         def make(*tensors: Tensor) -> Any:
@@ -80,7 +80,7 @@ def _varies(x: Tensor) -> bool:
 
 
 class Values:
-    """Numbers what tensors of integers hold, the last few of each argument: equal values share a number."""
+    """Numbers the contents of integer tensors, the last few of each argument: equal contents share a number."""
 
     def __init__(self) -> None:
         self._known: dict[int, deque[tuple[Tensor, int]]] = {}
@@ -100,7 +100,7 @@ class Values:
 
 
 def _settled(x: Any) -> Any:
-    """Return the ShardTensor that a constant is by now, where it has been written to and is of nodes."""
+    """Return the ShardTensor that replaced a constant which was written to and is of nodes."""
     return x.settled() if isinstance(x, FilledTensor) and not x.spec.is_replicated else x
 
 
@@ -130,7 +130,7 @@ def leaf_of(x: Any) -> Leaf:
 
 
 def _has_stores(x: Any) -> bool:
-    """Whether it is a ``Data`` or ``HeteroData`` of PyTorch Geometric, of no class of the user's."""
+    """Whether it is PyTorch Geometric's own ``Data`` or ``HeteroData``, not a subclass."""
     kind = type(x)
     return kind.__module__.startswith("torch_geometric.data.") and kind.__name__ in ("Data", "HeteroData")
 
@@ -184,7 +184,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 def facts(x: Tensor) -> Hashable:
-    """Return what a graph takes for granted of a tensor that it is given; kinds that it cannot take raise."""
+    """Return the guarded facts of a graph's input tensor; raise for kinds that a graph cannot take."""
     if type(x) not in _PLAIN:
         raise NotCapturedError(f"it uses a {type(x).__name__}")
     found = deferral(x) if x.requires_grad else None
@@ -234,7 +234,7 @@ _FOUND = ("_true_counts", "_no_ghosts")
 
 
 def _found_of(x: ShardBase) -> tuple[Hashable, ...]:
-    """Return what is known of a tensor's values, and of the rows of an edge index that are kept with it."""
+    """Return the cached facts about a tensor's values, and about kept rows of an edge index."""
     held = vars(x)
     if not held:
         return ()
@@ -259,7 +259,7 @@ def _with_found(x: _Shard, found: tuple[Any, ...]) -> _Shard:
 
 
 def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
-    """Describe one leaf of a result, while it is captured; ``inputs`` are the ShardTensors among the arguments."""
+    """Describe one leaf of a result during capture; ``inputs`` are the ShardTensors among the arguments."""
     x = _settled(x)
     if isinstance(x, Tensor) and not isinstance(x, ShardBase):
         return Leaf(key=None, tensors=(x,), make=_same)

@@ -72,7 +72,7 @@ class GhostExchange:
         return send_rows(x, self.on(x.device)[0], self.group)
 
     def add_ghosts(self, owned: Tensor, ghosts: Tensor) -> Tensor:
-        """Add the ghosts' rows to their owners' ones: the transpose of :meth:`ghosts_of`. Collective."""
+        """Add ghost rows to their owners' rows: the transpose of :meth:`ghosts_of`. Collective."""
         if self.num_ghosts == 0:
             return owned
         return owned + return_rows(ghosts, len(owned), self.on(owned.device)[0], self.group)
@@ -187,7 +187,7 @@ def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
 
 
 class _Flight:
-    """Rows on their way, forward and back. Holds no tensor of the graph, so that it makes no cycle with it."""
+    """Rows under way, forward and backward. Holds no tensor of the graph, which would make a cycle."""
 
     def __init__(self, plan: GhostExchange) -> None:
         self.plan = plan
@@ -202,7 +202,7 @@ class _Flight:
         return self.received
 
     def land(self) -> Tensor | None:
-        """Wait, and return the received rows; None where nothing is under way."""
+        """Wait, and return the received rows; None if nothing is under way."""
         if self.transfer is None:
             return None
         self.transfer.wait()
@@ -252,7 +252,7 @@ class PendingHalo:
 
 
 def graph_axis(device_mesh: DeviceMesh) -> MeshAxis:
-    """Return the one axis of the mesh of a graph; raises ShardLayoutError where there are more."""
+    """Return the only axis of a graph's mesh; raises ShardLayoutError if there are more."""
     axes = mesh_axes(device_mesh)
     if len(axes) != 1:
         raise ShardLayoutError(
@@ -269,7 +269,7 @@ def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> 
 
 
 def keep_ghosts(x: ShardTensor, held: Tensor | PendingHalo, exchange: GhostExchange, dim: int = 0) -> None:
-    """Let gathers from ``x`` use ghosts that are here already, or on their way: ``held``, owned rows, then ghosts.
+    """Let gathers from ``x`` use ghosts that are present or under way: ``held`` has owned rows, then ghosts.
 
     On all ranks or on none. Once ``x`` is written to, or requires grad, ghosts are exchanged.
     """
@@ -277,7 +277,7 @@ def keep_ghosts(x: ShardTensor, held: Tensor | PendingHalo, exchange: GhostExcha
 
 
 def held_ghosts(x: ShardTensor) -> tuple[Tensor, int, GhostExchange] | None:
-    """Return the owned rows and ghosts that are kept with ``x``, their dim and exchange, while they are good."""
+    """Return the owned rows and ghosts kept with ``x``, their dim and exchange, while they are valid."""
     found = x.__dict__.get("_with_ghosts")
     if found is None or found[0] != ghosts_key(x, found[0][1], found[2]):
         return None
@@ -286,7 +286,7 @@ def held_ghosts(x: ShardTensor) -> tuple[Tensor, int, GhostExchange] | None:
 
 
 def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, ...]:
-    """Return a key that is the same as long as fetched ghosts are good."""
+    """Return a key that stays equal while fetched ghosts are valid."""
     local = x.local
     return id(exchange), dim, id(local), version_of(local), int(torch.is_grad_enabled() and local.requires_grad)
 

@@ -32,12 +32,12 @@ class HopCounts(list[int]):
 
 
 def counted(arguments: object) -> bool:
-    """Whether there are counts by hops among arguments."""
+    """Whether arguments hold counts by hop."""
     return HopCounts in map(type, tree_leaves(arguments))
 
 
 def check_counts(arguments: object, num_rows: int, num_edges: int) -> None:
-    """Make sure that counts by hops are those of a graph of this size; a check of the model is made but once."""
+    """Check that counts by hop belong to a graph of this size; a model is checked once."""
     for counts in tree_leaves(arguments):
         if isinstance(counts, HopCounts) and sum(counts) not in (num_rows, num_edges):
             raise ConfigError(
@@ -53,7 +53,7 @@ def untrimmed(arguments: _T) -> _T:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HopOrder:
-    """A rank's rows by hops, and its edges by those of their targets, each otherwise in the order that it had."""
+    """A rank's rows ordered by hop, and its edges by their targets' hops, otherwise in their former order."""
 
     # rows, edges: ``(num_local,)`` and ``(num_edges,)`` int64: which row, and which edge, comes where
     rows: Tensor
@@ -176,7 +176,7 @@ class LocalGraph:
         return any(found)
 
     def owned_rows(self, result: object, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
-        """Return the owned rows of a result; None where it has no row for each local node.
+        """Return the owned rows of a result; None if it does not have a row for each local node.
 
         ``extended``: it was computed of arguments of :meth:`with_node`, so that each set has one more node.
         ``trimmed``: it may lack ghosts.
@@ -283,12 +283,12 @@ class LocalGraph:
         return next((each for each in entities if each == named), None)
 
     def _relation_of(self, x: Tensor, entity: Entity | None) -> Relation | None:
-        """Return the relation whose edges a tensor holds; None where it holds none."""
+        """Return the relation whose edges a tensor holds; None if it holds no edges."""
         some = [r for r in self.edges if entity in (None, r)]
         return _only([r for r in some if x.shape == self.edges[r].shape and torch.equal(x, self.edges[r])])
 
     def _entity_of(self, x: Tensor, entity: Entity | None) -> Entity | None:
-        """Return whose rows a tensor has: those of the set or relation that its key names, else by their number."""
+        """Return the entity of a tensor's rows: the set or relation named by its key, else the one of equal size."""
         sizes: dict[Entity, int] = {name: rows.num_local for name, rows in self.index_maps.items()}
         sizes |= {relation: edges.shape[1] for relation, edges in self.edges.items()}
         return _only([of for of, size in sizes.items() if x.ndim and len(x) == size and entity in (None, of)])

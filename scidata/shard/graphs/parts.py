@@ -87,7 +87,7 @@ def _with_summed_gradients(
 
 @contextlib.contextmanager
 def _swapped(module: nn.Module, new: Mapping[int, Tensor]) -> Iterator[None]:
-    """Put tensors in the place of a module's parameters, by their ids."""
+    """Replace a module's parameters by tensors, found by parameter id."""
     held: list[tuple[nn.Module, dict[str, Tensor]]] = []
     try:
         for child in module.modules():
@@ -128,7 +128,7 @@ def check_halo_depth(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
 ) -> None:
-    """Raise on every rank where owned rows of a result depend on rows that a rank lacks. Collective.
+    """Raise on every rank if owned rows of a result depend on rows that a rank lacks. Collective.
 
     Does nothing once a module has passed; before that it costs two passes of a copy without gradients.
     """
@@ -190,7 +190,7 @@ def _aside(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether rows are the same but for rounding: an added row may change how a matrix product is blocked."""
+    """Whether rows are equal up to rounding: an added row may change the blocking of a matrix product."""
     if a.shape != b.shape or not b.is_floating_point() or b.numel() == 0:
         return torch.equal(a, b)
     scale = float(b.abs().nan_to_num(posinf=0.0).max())

@@ -1,4 +1,4 @@
-"""Indices of the edges of a graph that is split over ranks, which know where their rows lie.
+"""Edge indices of a graph that is split over ranks, with the routes of the rows that they refer to.
 
 A ``RoutedIndex`` holds **global** node ids, so whatever is computed from its values is right; beside them it holds the
 same ids in local numbering (owned nodes, then ghosts), so that gathers and scatters along it need no search. The two
@@ -66,7 +66,7 @@ class RoutedIndex(ShardTensor):
 
     @property
     def exchange(self) -> GhostExchange:
-        """The ghosts of the one set of nodes whose ids these are."""
+        """The ghost exchange of the node set, if all ids refer to one set."""
         first = self.exchanges[0]
         if any(other is not first for other in self.exchanges):
             raise UnsupportedShardOp(
@@ -86,16 +86,16 @@ class RoutedIndex(ShardTensor):
 
     @property
     def is_written(self) -> bool:
-        """Whether the ids were written to, so that the routes are not theirs any more."""
+        """Whether the ids were written to, so that the routes are no longer valid."""
         return version_of(self.local) != self._ids_version
 
     def as_written(self) -> ShardTensor:
-        """Return the index itself; where its ids were written to, sharded numbers without routes."""
+        """Return the index itself; if its ids were written to, a ShardTensor of numbers without routes."""
         return ShardTensor(self.local, self.spec, copied=self.copied) if self.is_written else self
 
     @property
     def _rows(self) -> tuple[tuple[GhostExchange, bool], ...]:
-        """Of each row, or of all ids: the exchange of its set, and whether every id is owned where it is held."""
+        """Exchange of each row's node set, or of all ids, and whether every id is owned by the rank that holds it."""
         return tuple(zip(self.exchanges, self._owned, strict=True))
 
     @property
@@ -162,7 +162,7 @@ def _any_written(values: Iterable[object]) -> bool:
 def _rows_stay(
     func: TorchFunction, x: RoutedIndex, args: tuple[object, ...], kwargs: dict[str, object], result: object
 ) -> bool:
-    """Whether ids stay with their ranks: another rank numbers its ghosts otherwise."""
+    """Whether ids stay on their ranks: ranks number their ghosts differently."""
     if func in _KEEPS_ROWS:
         return True
     parts = [part for part in (result if isinstance(result, tuple) else (result,)) if isinstance(part, ShardTensor)]
@@ -194,7 +194,7 @@ def _keeps_rows(item: object, place: int, dim: int, spec: ShardSpec) -> bool:
 
 
 def _rewrap(result: object, twin: object, rows: Sequence[tuple[GhostExchange, bool]], known: bool = True) -> object:
-    """Give a result the routes of these rows; where they are not ``known`` by row, the routes that all rows share.
+    """Give a result the routes of its rows; if rows are not ``known`` one by one, the routes that all rows share.
 
     Ids of two sets without rows have no routes: they are sharded numbers, whose values are right.
     """
@@ -211,7 +211,7 @@ def _rewrap(result: object, twin: object, rows: Sequence[tuple[GhostExchange, bo
 def _rows_after(
     func: TorchFunction, x: RoutedIndex, args: tuple[object, ...], kwargs: dict[str, object], result: object
 ) -> Sequence[tuple[GhostExchange, bool]] | None:
-    """Return which rows a result has, None where that is not known."""
+    """Return the rows of a result, None if unknown."""
     rows = x._rows
     if len(rows) == 1 or func in _KEEPS_ROWS:
         return rows
@@ -241,7 +241,7 @@ def _rows_after(
 
 
 def node_spec(like: ShardSpec, exchange: GhostExchange, shape: Sequence[int], dim: int) -> ShardSpec:
-    """Return the layout of a tensor whose dim ``dim`` is the nodes of a graph."""
+    """Return the layout of a tensor whose dim ``dim`` numbers the nodes of a graph."""
     return ShardSpec.on(like.device_mesh, (Shard(dim),), tuple(shape), (exchange.node_sizes,))
 
 
@@ -347,7 +347,7 @@ def edge_tensor(local: Tensor, edge_index: RoutedIndex) -> ShardTensor:
 
 
 def check_nodes(func: TorchFunction, x: ShardTensor, dim: int, index: RoutedIndex) -> None:
-    """Raise where a dim is not split as the nodes of the index's graph are."""
+    """Raise if a dim is not split like the nodes of the index's graph."""
     axis = x.spec.axis_of_dim(dim)
     if len(x.spec.sharded) != 1 or axis is None or x.spec.sizes_of(axis) != index.exchange.node_sizes:
         raise unsupported(

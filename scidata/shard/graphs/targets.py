@@ -12,7 +12,7 @@ from scidata.shard.torch_internals import has_values, tree_leaves, tree_map_only
 
 
 class FilledTensor(ShardTensor):
-    """A constant of global shape that takes no memory until it is used.
+    """A constant of global shape that takes no memory until used.
 
     ``messages.new_zeros(shape)`` returns one. Whether it is sharded by nodes or whole on each rank shows only when
     something is scattered into it. For all other functions it is a plain tensor.
@@ -38,7 +38,7 @@ class FilledTensor(ShardTensor):
         return self
 
     def settled(self) -> Tensor:
-        """Return the tensor that this one is by now: a ShardTensor of nodes, or a plain one in memory."""
+        """Return the tensor that replaced this one: a ShardTensor of nodes, or a plain one in memory."""
         if not self.spec.is_replicated:
             return ShardTensor(self.local, self.spec)
         self.local = self.local.contiguous()
@@ -56,7 +56,7 @@ _ACCEPT_FILLED: set[Handler] = set()
 
 
 def accepts_filled(handler: Handler) -> Handler:
-    """Mark a handler that takes a FilledTensor as it is and may decide its layout."""
+    """Mark a handler that accepts a FilledTensor and may choose its layout."""
     _ACCEPT_FILLED.add(handler)
     return handler
 

@@ -1,4 +1,4 @@
-"""The order of edges: parts that each rank joins by itself (edges, then self-loops) are not in one process's order.
+"""Order of edges: edges that each rank joins by itself (edges, then self-loops) are not in the order of one process.
 
 Two ranks with 2 and 1 edges and 1 self-loop each: rank 0 holds ``e0 e1 l0``, rank 1 ``e2 l1``, but one process holds
 ``e0 e1 e2 l0 l1``. By rank, its rows are 0 1 3, 2 4.
@@ -34,7 +34,7 @@ def as_joined(func: TorchFunction, x: Tensor, dim: int, spec: ShardSpec) -> Tens
 
 
 def as_in_one_process(whole: Tensor, spec: ShardSpec) -> Tensor:
-    """Bring edges that were gathered, one rank after the other, to the order of one process where that is known."""
+    """Bring edges gathered rank by rank to the order of one process, if it is known."""
     if spec.edge_parts is None or spec.in_order:
         return whole
     (dim,) = spec.sharded
@@ -42,7 +42,7 @@ def as_in_one_process(whole: Tensor, spec: ShardSpec) -> Tensor:
 
 
 def places_by_rank(func: TorchFunction, rows: Tensor, spec: ShardSpec) -> Tensor:
-    """Return where edges of these numbers, from 0 on in one process, are: the ranks' edges one after the other."""
+    """Map edge numbers in one process, from 0 on, to places in the concatenation of the ranks' edges."""
     if spec.edge_parts is None or spec.in_order:
         refuse_disorder(func, spec)
         return rows
@@ -50,7 +50,7 @@ def places_by_rank(func: TorchFunction, rows: Tensor, spec: ShardSpec) -> Tensor
 
 
 def in_one_order(func: TorchFunction, local: Tensor, spec: ShardSpec) -> tuple[Tensor, ShardSpec]:
-    """Bring a part of edges to the order of one process; their numbers on the ranks stay. Collective."""
+    """Reorder a part of edges as in one process; the number of edges on each rank stays. Collective."""
     if spec.edge_parts is None or spec.in_order:
         refuse_disorder(func, spec)
         return local, spec
@@ -61,14 +61,14 @@ def in_one_order(func: TorchFunction, local: Tensor, spec: ShardSpec) -> tuple[T
 
 
 def refuse_disorder(func: TorchFunction, *specs: ShardSpec) -> None:
-    """Raise for edges that are not in the order of one process, where that matters."""
+    """Raise if edges are not in the order of one process and the order matters."""
     if not all(spec.in_order for spec in specs):
         reason = "these edges were joined on each rank by itself, so that their order is not that of one process"
         raise unsupported(func, reason, *specs, remedy="make it of edge_index, by its methods and functions")
 
 
 def edge_runs(parts: Sequence[Sequence[int]], rank: int) -> list[tuple[int, int]]:
-    """Return where one process has the edges of a rank: (first, number), one run for each of the parts."""
+    """Return a rank's edges in one process as runs (first, number), one for each edge part."""
     starts = accumulate(map(sum, parts), initial=0)
     return [(start + sum(sizes[:rank]), sizes[rank]) for start, sizes in zip(starts, parts, strict=False)]
 

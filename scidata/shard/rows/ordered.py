@@ -1,4 +1,4 @@
-"""Elements of all ranks in the order of their values: a sort, and the element at a place of that order.
+"""Elements of all ranks ordered by value: sort, and selection of the element at a place.
 
 Everything goes by integer keys: a key is less than another where torch sorts its value first, NaN last. The sort
 is a sample sort (Frazer and McKellar, 1970): equal values are told apart by their global number, so the result is
@@ -26,7 +26,7 @@ _DIGIT = 13  # bits; five rounds for a key, of 64 KiB each
 
 
 def order_keys(x: Tensor) -> Tensor:
-    """Return int64 keys in the order of the values; those of equal values are equal, -0 and 0 among them."""
+    """Return int64 keys in the order of the values; equal values have equal keys, also -0 and 0."""
     if x.is_complex():
         raise RuntimeError("complex numbers have no order")
     if not x.is_floating_point():
@@ -66,7 +66,7 @@ def _first_not_before(keys: Tensor, ids: Tensor, key: int, number: int) -> int:
 
 
 def keys_at(keys: Tensor, places: Sequence[int], groups: Sequence[Group]) -> list[int]:
-    """Return the keys at these places, counted from 0, of all ranks' keys in order. Collective over each group.
+    """Return the keys at these places, counted from 0, of all ranks' sorted keys. Collective over each group.
 
     The digits of a key are found one after the other, as in a radix select. In decimals, place 2 of 13, 25, 21, 47: one
     key begins with 1, two with 2, one with 4, so place 2 is in the twenties, and there place 2 - 1 = 1 of 5 and 1: 25.

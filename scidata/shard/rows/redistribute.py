@@ -1,4 +1,4 @@
-"""Rows of a sharded dim by their global number: one exchange brings each rank the rows that it asks for.
+"""Rows of a sharded dim by global number: one exchange brings each rank the rows that it asks for.
 
 Where every rank knows the whole list (a roll, a flip, an index tensor that all hold) nothing but the rows travels. Rows
 by ids that only their rank knows are asked for first. Gradients go back the same way and are added where they came
@@ -32,7 +32,7 @@ _MANY = 1 << 20  # runs of elements that a reshape moves
 
 
 class RowPlan(NamedTuple):
-    """Which rows one rank sends to each other one, and where those that it gets go."""
+    """Rows that one rank sends to each other rank, and destinations of the received ones."""
 
     route: Route
     order: Tensor  # for each row of my new part: its place among those received, in rank order
@@ -59,7 +59,7 @@ def _counted(ranks: IntArray) -> Counts:
 
 
 def plan_listed(index: IntArray, sizes: Sequence[int], new_sizes: Sequence[int], rank: int) -> RowPlan:
-    """Plan a new part list: ``index`` has the old global row of each new row, and is the same on each rank."""
+    """Plan a new order of rows: ``index`` has the old global row of each new row, equal on all ranks."""
     bounds, new = facts_of(sizes).bounds, facts_of(new_sizes).bounds
     owners = owners_of(bounds, index)
     mine = np.flatnonzero(owners == rank)
@@ -69,7 +69,7 @@ def plan_listed(index: IntArray, sizes: Sequence[int], new_sizes: Sequence[int],
 
 
 def _num_pairs(owners: IntArray, holders: IntArray, num_ranks: int) -> int:
-    """Return how many pairs there are of an owner and another holder."""
+    """Return the number of pairs of an owner and another holder."""
     moved = owners != holders
     return len(np.unique(owners[moved] * num_ranks + holders[moved]))
 
@@ -108,7 +108,7 @@ def kept_rows(specs: Sequence[ShardSpec], key: tuple[Hashable, ...], make: Calla
 def plan_reshape(
     old: tuple[int, int], sizes: tuple[int, ...], new: tuple[int, int], new_sizes: tuple[int, ...], rank: int
 ) -> RowPlan:
-    """Plan from dims ``(outer, sharded, inner)`` to others, all flat in C order; ``old``, ``new``: (outer, inner)."""
+    """Plan a reshape of dims ``(outer, sharded, inner)``, flat in C order; ``old``, ``new``: (outer, inner)."""
     bounds, new_bounds, extent, new_extent = bounds_of(sizes), bounds_of(new_sizes), sum(sizes), sum(new_sizes)
     held = _elements(old, extent, bounds[rank], bounds[rank + 1])
     holders = owners_of(new_bounds, held // new[1] % new_extent)

@@ -1,4 +1,4 @@
-"""Rows by their global numbers: each rank asks for runs of rows along one dim and gets them in one exchange.
+"""Rows by global number: each rank asks for runs of rows along one dim and gets them in one exchange.
 
 All that slides over a dim is made of it: halos, the windows of convolutions and pooling, the rows that an interpolation
 reads, padding. All ranks know all requests, so only rows travel, between the ranks that hold and want them. Backward
@@ -46,7 +46,7 @@ class Way(NamedTuple):
 
 
 class RunsPlan(NamedTuple):
-    """The rows that move between the ranks along one dim, seen from one rank: there, and their gradients back."""
+    """Rows that move between the ranks along one dim, seen from one rank, forward and backward."""
 
     there: Way
     back: Way
@@ -56,14 +56,14 @@ class RunsPlan(NamedTuple):
 
 
 def window_runs(start: int, stop: int, extent: int) -> Runs:
-    """Return the rows ``[start, stop)`` of a dim of that extent, those outside it filled."""
+    """Return runs for the rows ``[start, stop)`` of a dim of that extent; rows outside are filled."""
     first, last = min(max(start, 0), extent), max(min(stop, extent), 0)
     runs = ((FILLED, min(stop, 0) - start), (first, last - first), (FILLED, stop - max(start, extent)))
     return tuple(run for run in runs if run[1] > 0)
 
 
 def runs_of(rows: Sequence[int]) -> Runs:
-    """Join a list of rows (``FILLED`` where there is none) to runs."""
+    """Join a list of rows (``FILLED`` for missing ones) to runs."""
     runs: list[tuple[int, int]] = []
     for row in rows:
         start, count = runs[-1] if runs else (0, 0)
@@ -156,7 +156,7 @@ def _back(x: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
 
 
 def _received(x: Tensor, way: Way, plan: RunsPlan, dim: int, group: Group) -> list[tuple[int, Tensor]]:
-    """Exchange rows, and return those that came, with their places in the result."""
+    """Exchange rows, and return the received ones with their places in the result."""
     if not plan.pairs:
         return []
     parts, shapes, before, after = [], [], x.shape[:dim], x.shape[dim + 1 :]
@@ -176,7 +176,7 @@ def _received(x: Tensor, way: Way, plan: RunsPlan, dim: int, group: Group) -> li
 
 
 def fetch_runs(local: Tensor, plan: RunsPlan, dim: int, group: Group, *, fill: float = 0.0) -> Tensor:
-    """Return the rows that this rank wants, in their order. Collective where any rank wants another's.
+    """Return the rows that this rank wants, in their order. Collective if any rank wants another's rows.
 
     ``local``: the own part; along the other dims the parts of all ranks are alike. ``dim`` is not negative.
     ``plan``: of :func:`plan_runs`; rows may repeat and come in any order.

@@ -106,9 +106,10 @@ def create(
         ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4), ``"hdf5"``, or ``"vtkhdf"`` for ParaView (of meshes, with
         ``topology``); default by the suffix of ``path``. The arrays of a single file lie contiguously, and each rank
         writes its rows where they belong, unless ``codec`` compresses them. Of a file for each sample: None is the
-        source's, if that is VTP, VTU, VTKHDF, HDF5 or OpenFOAM; ``"vtp"``, ``"vtu"``, ``"vtkhdf"`` and ``"xdmf"`` are
-        new files of the source's points and cells and the fields alone. Beside several lies one whose steps they are:
-        ``series.pvd`` (VTP, VTU), ``series.hdf`` (VTKHDF's grids) or ``series.xmf``.
+        source's, if that is VTP, VTU (a copy of each piece), VTKHDF, HDF5 or OpenFOAM; ``"vtp"``,
+        ``"vtu"``, ``"vtkhdf"`` and ``"xdmf"`` are new files of the source's points and cells and the fields alone.
+        Beside several lies one whose steps they are: ``series.pvd`` (VTP, VTU), ``series.hdf`` (VTKHDF's grids) or
+        ``series.xmf``.
     chunks : Mapping[str, int] or None, optional
         Sizes by dimension. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that share a
         chunk are to be given one after another, by one domain.

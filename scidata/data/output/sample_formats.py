@@ -10,15 +10,16 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
+from xml.etree import ElementTree
 
 import h5py
 import numpy as np
 
 from scidata.core.own_files import sync
-from scidata.core.types import AnyArray, Array, FloatArray
+from scidata.core.types import AnyArray, Array, FloatArray, IntArray
 from scidata.data.output.fields import OutputField
 from scidata.data.output.flat_output import attributes_held
 from scidata.data.output.vtkhdf_output import GROUPS, ROOT, in_space, write_mesh
@@ -28,15 +29,15 @@ from scidata.meshes.formats.cgns_write import add_to_cgns
 from scidata.meshes.formats.fluent import add_results, is_results
 from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.meshio import read_polyhedra
-from scidata.meshes.formats.vtk_write import add_to_vtk, write_vtk
+from scidata.meshes.formats.vtk_write import add_to_vtk, write_index, write_vtk
 from scidata.meshes.formats.xdmf_write import write_xdmf
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.polyhedra import CellFaces
 from scidata.meshes.samples import read_samples
-from scidata.sources.collections import PARALLEL, is_step
+from scidata.sources.collections import PARALLEL, is_step, parts_of
 from scidata.sources.groups import split_group
 from scidata.sources.kinds import MESHES_IN_HDF5
-from scidata.store.format.durable import remove
+from scidata.store.format.durable import remove, rename_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +91,17 @@ class NewArray:
         first = np.moveaxis(self.values, self.field.entity_dim, 0)
         return first if first.ndim == 1 else first.reshape(len(first), math.prod(first.shape[1:]))
 
+    def values_at(self, rows: IntArray | slice) -> AnyArray:
+        """Return the values of some rows; of row -1 that of missing ones."""
+        if isinstance(rows, slice):
+            return self.values
+        values = self.values.take(rows, self.field.entity_dim)
+        values[(slice(None),) * self.field.entity_dim + (rows < 0,)] = self.field.packing.missing
+        return values
 
-#: What the names of files begin with that are being written.
-TEMPORARY = ".tmp-"
+
+#: What the names of files begin with that are being written, and how the folder of a mesh's files ends then.
+TEMPORARY, PIECES = ".tmp-", ".pieces"
 #: Writes a file: source, path to write, arrays, whether they are compressed.
 WriteFile: TypeAlias = Callable[[SourceFile, str, Sequence[NewArray], bool], None]
 
@@ -109,6 +118,21 @@ def _split(arrays: Sequence[NewArray]) -> tuple[dict[str, AnyArray], dict[str, A
 def _onto_vtk(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
     with open(source.path, "rb") as file:
         add_to_vtk(source.path, file.read(), target, *_split(arrays))
+
+
+def _onto_pieces(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
+    mesh, parts, files = read_polyhedra(source.path), parts_of(source.path), dict[str, ElementTree.Element]()
+    if mesh is None or mesh.cells is None:
+        raise UnsupportedFormatError(f"{source.path}: has points alone in several files; give create(format='vtp')")
+    folder = os.path.splitext(os.path.basename(target).removeprefix(TEMPORARY))[0]
+    os.makedirs(target + PIECES)
+    for number, path in enumerate(parts):
+        name = f"{number}_{os.path.basename(path)}"
+        rows = {group: mesh.rows[group][number] if mesh.rows else slice(None) for group in ("PointData", "CellData")}
+        own = [replace(each, values=each.values_at(rows[GROUPS[each.field.entity]])) for each in arrays]
+        with open(path, "rb") as file:
+            files[f"{folder}/{name}"] = add_to_vtk(path, file.read(), f"{target}{PIECES}/{name}", *_split(own))
+    write_index(target, files)
 
 
 def _onto_hdf5(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
@@ -221,6 +245,10 @@ def settle(made: str, place: str) -> None:
     A time's folder comes after all else, and that of ``processor0``, by which readers list times, after the others.
     """
     if not os.path.isdir(made):
+        if os.path.isdir(pieces := made + PIECES):
+            for name in os.listdir(pieces):
+                sync(os.path.join(pieces, name))
+            rename_over(pieces, os.path.splitext(place)[0])
         if os.path.exists(beside := made + ".h5"):  # XDMF's arrays
             sync(beside)
             os.replace(beside, os.path.splitext(place)[0] + ".h5")
@@ -269,8 +297,8 @@ def format_of(path: str, chosen: str | None) -> tuple[str, WriteFile]:
     if is_case(path):
         return "", _onto_case
     suffix = os.path.splitext(path)[1]
-    if is_step(path) or suffix.lower() in PARALLEL:  # its files share points, and have copies of cells
-        return NEW[suffix[-3:].lower()]
+    if is_step(path) or suffix.lower() in PARALLEL:
+        return f".p{suffix[-3:].lower()}", _onto_pieces
     if path.lower().endswith((".cas.h5", ".msh.h5")):
         return ".dat.h5", _onto_fluent
     is_other = path.lower().endswith(tuple(MESHES_IN_HDF5)) and suffix.lower() != ".cgns"

@@ -27,7 +27,7 @@ def write_series(folder: str, names: Mapping[int, str]) -> None:
     suffixes = {os.path.splitext(name)[1].lower() for name in names.values()}
     if len(names) < 2 or any(name.startswith("series.") for name in names.values()):
         return
-    if suffixes <= {".vtp", ".vtu"}:
+    if suffixes <= {".vtp", ".vtu", ".pvtp", ".pvtu"}:
         lines = [f'<DataSet timestep="{index}" file={quoteattr(name)}/>\n' for index, name in names.items()]
         text = f'<VTKFile type="Collection" version="1.0">\n<Collection>\n{"".join(lines)}</Collection>\n</VTKFile>\n'
         write_whole(os.path.join(folder, "series.pvd"), text.encode())
@@ -49,8 +49,8 @@ def _write_steps(folder: str, names: Mapping[int, str]) -> None:
     for name in names.values():
         with h5py.File(os.path.join(folder, name), "r") as file:
             root = file[ROOT]
-            if "Types" not in root or "Steps" in root:
-                return  # of surfaces, or a series itself
+            if "Types" not in root or "Steps" in root or "FaceOffsets" in root:
+                return  # of surfaces, a series itself, or polyhedra
             parts = [root[name][()] for name in _MESH[-3:]]
             counts.append([len(parts[0]), *(int(each.sum()) for each in parts)])
             arrays = {path: root[path] for path in _MESH}

@@ -21,8 +21,7 @@ from scidata.core.urls import absolute
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats import foam_files
 from scidata.meshes.formats.base import Options, RawTopology, field_of
-from scidata.meshes.formats.foam_files import AGAIN, COMPONENTS, FoamFile, dimensions_of, existing
-from scidata.meshes.formats.foam_parts import FoamPart, of_processors, point_numbers
+from scidata.meshes.formats.foam_files import AGAIN, COMPONENTS, FoamFile, FoamPart, dimensions_of, existing
 from scidata.meshes.formats.mesh_data import MeshData, of_faces
 from scidata.meshes.geometry import Geometry
 from scidata.meshes.order.ids import distinct
@@ -268,7 +267,7 @@ class FoamSource(WholeFileSource[_Cells]):
             sizes, nodes, cell = part.faces(num).of_cells()
             found.append((sizes, nodes + sum(map(len, points)), np.arange(self.num_cells)[own][cell]))
             points.append(part.points)
-        return of_faces(self.case, points, found, self.num_cells, point_numbers(self.parts))
+        return of_faces(self.case, points, found, self.num_cells, foam_files.point_numbers(self.parts))
 
     def _parse(self) -> _Cells:
         rows = self._rows()
@@ -279,7 +278,7 @@ class FoamSource(WholeFileSource[_Cells]):
             centres[own], volumes[own] = faces.centres_and_volumes(part.points, num, where=part.case)
             ids = own if isinstance(own, np.ndarray) else np.arange(num)
             pairs.append(ids[faces.edges(num)])
-            for patch, place, owners in of_processors(part, faces, number) if len(self.parts) > 1 else ():
+            for patch, place, owners in foam_files.of_processors(part, faces, number) if len(self.parts) > 1 else ():
                 halves[(*patch, place)] = ids[owners]
         for (one, other, place), cells in halves.items():
             there = halves.get((other, one, place))

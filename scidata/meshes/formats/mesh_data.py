@@ -14,7 +14,7 @@ from scidata.meshes.formats.arrays import DUPLICATE, GHOSTS
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import POLYHEDRON
 from scidata.meshes.order.ids import ranges
-from scidata.meshes.order.polyhedra import CellFaces
+from scidata.meshes.order.polyhedra import CellFaces, same_sets
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,6 +30,9 @@ class MeshData:
     # ``(2, num_edges)`` int64: cells that share a face, of a grid with polyhedra; else None
     edge_index: IntArray | None = None
     faces: Sequence[CellFaces] = ()  # of polyhedra among the cells, where these were asked for as they are
+
+    # by VTK's group: of several files, of each point and cell the row that it became, -1 where it is a copy of none
+    rows: Mapping[str, Sequence[IntArray]] = field(default_factory=dict)
 
     def corners(self) -> IntArray:
         """Return a node and a cell that has it, ``(2, num)``, of polyhedra by their faces, some more than once."""
@@ -124,9 +127,26 @@ def connect(
         nodes_left = nodes_of_faces[np.repeat(is_own, sizes)]
         left.append((sizes[is_own], renamed(nodes_left), (np.cumsum(own) - 1)[cell[is_own]]))
     joined = RawCells(offsets=bounds_of(ends - begins), connectivity=renamed(nodes), cell_type=cells.cell_type[own])
+    rows = {
+        "PointData": [np.where(stays[one], new, -1)],
+        "CellData": [_rows_of(cells, renamed(cells.connectivity), own)],
+    }
     of_points, of_cells = (
         {n: x[is_left] for n, x in each.items()} for each, is_left in ((of_points, stays), (of_cells, own))
     )
     return MeshData(
-        points=mesh.points[stays], cells=joined, point_data=of_points, cell_data=of_cells, left_out=left_out
+        points=mesh.points[stays], cells=joined, point_data=of_points, cell_data=of_cells, left_out=left_out, rows=rows
     ), left
+
+
+def _rows_of(cells: RawCells, nodes: IntArray, own: BoolArray) -> IntArray:
+    """Return the row that each cell became, or of a copy that of the own cell of the same nodes; -1 without one."""
+    rows, sizes = np.where(own, np.cumsum(own) - 1, -1), np.diff(cells.offsets)
+    for size in np.unique(sizes[~own]):
+        some = np.flatnonzero(sizes == size)
+        some = some[np.argsort(~own[some], kind="stable")]
+        order, same = same_sets(nodes[cells.offsets[some][:, None] + np.arange(size)])
+        first = np.maximum.accumulate(np.where(np.insert(same, 0, False), 0, np.arange(len(order))))
+        here = some[order]
+        rows[here] = np.where(own[here], rows[here], rows[some[order[first]]])
+    return rows

@@ -112,6 +112,10 @@ def read_files(path: str, files: Mapping[str, bytes], suffix: str = "", *, as_ro
         names = {piece.name_of_ids for piece in pieces}
         ids = point_data.get(names.pop() or "") if len(names) == 1 else None
         mesh, faces = connect(path, mesh, faces, first, ids)
+        of_files = [[piece for piece in pieces if piece.file is file] for file in found]
+        num = {"PointData": [sum(len(each.points) for each in own) for own in of_files]}
+        num["CellData"] = [sum(each.num_cells for each in own) for own in of_files]
+        mesh = replace(mesh, rows={name: np.split(x, np.cumsum(num[name])[:-1]) for name, (x,) in mesh.rows.items()})
     if faces and not as_rows:
         return replace(mesh, faces=faces)
     if faces:
@@ -151,7 +155,7 @@ class _Piece:
     """A part of the file with points and cells of its own."""
 
     def __init__(self, file: VTKFile, element: ElementTree.Element) -> None:
-        self._file, self._element = file, element
+        self.file, self._element = file, element
         num_points = count_of(file.path, element, "NumberOfPoints", None)
         self._counts = {name: count_of(file.path, element, f"NumberOf{name}", 0) for name in (*_LISTS, "Cells")}
         self.num_cells = sum(self._counts.values())
@@ -191,7 +195,7 @@ class _Piece:
         """Return VTK's code of each cell of a grid."""
         if not self._counts["Cells"]:
             return np.empty(0, np.uint8)
-        path = self._file.path
+        path = self.file.path
         types = as_indices(self._rows(self._array("Cells", "types"), self.num_cells), f"{path}: Cells: array 'types'")
         wrong = np.flatnonzero((types < 0) | (types > 255))
         if len(wrong):
@@ -205,9 +209,9 @@ class _Piece:
         """Read sizes and nodes of a list of cells. Nodes that the piece does not have are left for checks to name."""
         if not self._counts[name]:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        path, where = self._file.path, f"{self._file.path}: {name}: array"
+        path, where = self.file.path, f"{self.file.path}: {name}: array"
         ends = as_indices(self._rows(self._array(name, "offsets"), self._counts[name]), f"{where} 'offsets'")
-        nodes = as_indices(self._file.read(self._array(name, "connectivity"), int(ends[-1])), f"{where} 'connectivity'")
+        nodes = as_indices(self.file.read(self._array(name, "connectivity"), int(ends[-1])), f"{where} 'connectivity'")
         sizes = np.diff(ends, prepend=0)
         if sizes.min() < 0 or int(ends[-1]) != len(nodes):
             raise CorruptDataError(
@@ -221,7 +225,7 @@ class _Piece:
         sizes, nodes = self.cells(name)
         if nodes.size and (nodes.min() < 0 or nodes.max() >= len(self.points)):
             raise CorruptDataError(
-                f"{self._file.path}: {name}: array 'connectivity' has points {int(nodes.min())} to {int(nodes.max())}, "
+                f"{self.file.path}: {name}: array 'connectivity' has points {int(nodes.min())} to {int(nodes.max())}, "
                 f"but the piece has {len(self.points)}; {AGAIN}"
             )
         return sizes, nodes
@@ -234,7 +238,7 @@ class _Piece:
 
     def _lists_of_faces(self, polyhedra: IntArray) -> CellFaces:
         """Return sizes and nodes of the faces of each polyhedron, and how many it has."""
-        path = self._file.path
+        path = self.file.path
         if self._find("Cells", "polyhedron_offsets") is None:
             ends, stream = self._numbers("faceoffsets", self.num_cells)[polyhedra], self._numbers("faces")
             at, counts = _unroll(path, stream, ends)
@@ -249,22 +253,22 @@ class _Piece:
 
     def _numbers(self, name: str, num_rows: int | None = None) -> IntArray:
         array = self._array("Cells", name)
-        values = self._file.read(array) if num_rows is None else self._rows(array, num_rows)
-        return as_indices(values, f"{self._file.path}: Cells: array {name!r}")
+        values = self.file.read(array) if num_rows is None else self._rows(array, num_rows)
+        return as_indices(values, f"{self.file.path}: Cells: array {name!r}")
 
     def _find(self, group: str, name: str) -> ElementTree.Element | None:
         return next((array for array in self._element.findall(f"{group}/DataArray") if array.get("Name") == name), None)
 
     def _array(self, group: str, name: str) -> ElementTree.Element:
         if (array := self._find(group, name)) is None:
-            raise CorruptDataError(f"{self._file.path}: {group} has no array {name!r}; {AGAIN}")
+            raise CorruptDataError(f"{self.file.path}: {group} has no array {name!r}; {AGAIN}")
         return array
 
     def _rows(self, array: ElementTree.Element, num_rows: int) -> AnyArray:
-        values = self._file.read(array, num_rows)
+        values = self.file.read(array, num_rows)
         if len(values) != num_rows:
             raise CorruptDataError(
-                f"{self._file.path}: array {array.get('Name', '')!r} has {len(values)} rows, but the piece says "
+                f"{self.file.path}: array {array.get('Name', '')!r} has {len(values)} rows, but the piece says "
                 f"{num_rows}; {AGAIN}"
             )
         return values

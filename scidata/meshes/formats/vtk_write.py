@@ -35,8 +35,10 @@ _VERTEX = 1
 Arrays = Mapping[str, AnyArray]
 
 
-def add_to_vtk(path: str, data: bytes, target: str, point_data: Arrays, cell_data: Arrays) -> None:
+def add_to_vtk(path: str, data: bytes, target: str, point_data: Arrays, cell_data: Arrays) -> ElementTree.Element:
     """Write a file like a VTP or VTU file of some content, with more arrays, or others in the place of those it has.
+
+    Returns what it says of its arrays.
 
     Raises UnsupportedFormatError for cells of triangle strips, ConfigError for arrays of other rows, or too large.
     """
@@ -58,6 +60,28 @@ def add_to_vtk(path: str, data: bytes, target: str, point_data: Arrays, cell_dat
             for piece, part in zip(pieces, np.split(values, np.cumsum(counts[:-1])), strict=True):
                 appended.add(piece, group, name, part)
     appended.write(target)
+    return file.root
+
+
+def write_index(target: str, files: Mapping[str, ElementTree.Element]) -> None:
+    """Write a parallel file of the files of a mesh, by their names; its arrays are those that all with rows have."""
+    kind = next(iter(files.values())).get("type", "")
+    root = ElementTree.Element(
+        "VTKFile", type=f"P{kind}", version="1.0", byte_order="LittleEndian", header_type="UInt64"
+    )
+    whole = ElementTree.SubElement(root, f"P{kind}", GhostLevel="0")
+    pieces = [piece for file in files.values() for piece in file.iter("Piece") if piece.get("NumberOfPoints") != "0"]
+    for group in ("PointData", "CellData", "Points"):
+        held = [{array.get("Name"): array.attrib for array in piece.iterfind(f"{group}/DataArray")} for piece in pieces]
+        said = {key: value for piece in pieces for key, value in getattr(piece.find(group), "attrib", {}).items()}
+        holder = ElementTree.SubElement(whole, f"P{group}", said)
+        for name, array in held[0].items() if held else ():
+            kept = {key: value for key, value in array.items() if key in ("type", "Name", "NumberOfComponents")}
+            if all(name in each for each in held):
+                ElementTree.SubElement(holder, "PDataArray", kept)
+    for name in files:
+        ElementTree.SubElement(whole, "Piece", Source=name)
+    ElementTree.ElementTree(root).write(target)
 
 
 def write_vtk(

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from scidata.core.bounds import bounds_of, owners_of
-from scidata.core.types import FloatArray, IntArray
+from scidata.core.types import BoolArray, FloatArray, IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import CELL_NAMES, NUM_NODES, POLYHEDRON
@@ -236,12 +236,17 @@ def _faces_of_solids(where: str, cells: RawCells) -> Iterator[CellFaces]:
             yield np.full(len(rows), len(face)), nodes.reshape(-1), rows
 
 
+def same_sets(nodes: IntArray) -> tuple[IntArray, BoolArray]:
+    """Return an order in which rows of the same nodes follow each other, and which are those of the one before."""
+    sets = np.sort(nodes, axis=1)
+    order = np.lexsort(sets.T)
+    return order, (sets[order[1:]] == sets[order[:-1]]).all(axis=1)
+
+
 def _sharing(where: str, sides: Faces, size: int) -> IntArray:
     """Return both cells, ``(2, num)``, of each pair of faces that have the same nodes, of those of some size."""
     every = np.flatnonzero(np.diff(sides.offsets) == size)
-    sets = np.sort(sides.nodes[sides.offsets[every][:, None] + np.arange(size)], axis=1)
-    order = np.lexsort(sets.T)
-    same = (sets[order[1:]] == sets[order[:-1]]).all(axis=1)
+    order, same = same_sets(sides.nodes[sides.offsets[every][:, None] + np.arange(size)])
     cell = sides.owner[every[order]]
     if (crowded := int((same[1:] & same[:-1]).sum() + (same & (cell[1:] == cell[:-1])).sum())) > 0:
         raise CorruptDataError(

@@ -99,10 +99,26 @@ def test_parallel_files(tmp_path, suffix):
     check_whole(read_samples(write_pieces(tmp_path / "b", suffix=suffix, shift=1e-9, ids=True))[0])
     with pytest.raises(UnsupportedFormatError, match=r"marked as copies of other files'.*GlobalIds"):
         read_samples(write_pieces(tmp_path / "c", suffix=suffix, shift=1e-9))[0]
-    # to a store, back to new files beside each other, opened by pyvista in the order that was read
+    # to a store, back to one new file, in the order that was read, or into copies of the pieces
     partition(str(path), tmp_path / "m.store")
     ds = scidata.open_dataset(str(tmp_path / "m.store"))
-    with scidata.create(str(tmp_path / "out"), like=ds, fields=["u", "c"]) as writer:
+    with scidata.create(str(tmp_path / "pieces"), like=ds, fields={"u2": {"like": "u"}, "c2": {"like": "c"}}) as writer:
+        writer[0] = {"u2": ds[0]["u"] * 2, "c2": ds[0]["c"] + 1}
+    pieces = [f"{piece}_p_{piece}.{suffix}" for piece in range(3)]
+    assert sorted(os.listdir(tmp_path / "pieces")) == ["m", f"m.p{suffix}"]
+    assert sorted(os.listdir(tmp_path / "pieces" / "m")) == pieces
+    found = read_by_vtk(tmp_path / "pieces" / f"m.p{suffix}")
+    np.testing.assert_array_equal(found.points, whole.points)
+    for name in ("u", "vtkGhostType"):
+        np.testing.assert_array_equal(found.point_data[name], whole.point_data[name])
+    np.testing.assert_array_equal(found.cell_data["c2"], found.cell_data["c"] + 1)  # of ghost cells, too
+    is_copy = found.point_data["vtkGhostType"] > 0
+    np.testing.assert_array_equal(found.point_data["u2"][~is_copy], found.point_data["u"][~is_copy] * 2)
+    at = {tuple(point): value for point, value in zip(sample.points, sample.fields["u"].read() * 2, strict=True)}
+    assert [at[tuple(point)] for point in found.points] == found.point_data["u2"].tolist()
+    again = read_samples(tmp_path / "pieces" / f"m.p{suffix}")[0]
+    np.testing.assert_array_equal(again.fields["u2"].read(), sample.fields["u"].read() * 2)
+    with scidata.create(str(tmp_path / "out"), like=ds, fields=["u", "c"], format=suffix) as writer:
         writer[0] = {"u": ds[0]["u"] * 2, "c": ds[0]["c"]}
     assert os.listdir(tmp_path / "out") == [f"m.{suffix}"]
     found = pyvista.read(tmp_path / "out" / f"m.{suffix}")
@@ -139,7 +155,8 @@ def test_parts_of_times(tmp_path):
     with scidata.create(str(tmp_path / "out"), like=ds, fields=["u"]) as writer:
         for i in range(3):
             writer[i] = {"u": ds[i]["u"] + i}
-    assert sorted(os.listdir(tmp_path / "out")) == ["0_p_0.vtu", "1_p_0.vtu", "b_m.vtu", "series.pvd"]
+    names = ["0_p_0", "0_p_0.pvtu", "1_p_0", "1_p_0.pvtu", "b_m", "b_m.pvtu", "series.pvd"]
+    assert sorted(os.listdir(tmp_path / "out")) == names
     for written, sample, i in zip(read_samples(tmp_path / "out/series.pvd"), samples, range(3), strict=True):
         np.testing.assert_array_equal(written.points, sample.points)
         np.testing.assert_array_equal(written.fields["u"].read(), sample.fields["u"].read() + i)

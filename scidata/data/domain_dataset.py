@@ -52,7 +52,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     mesh : DeviceMesh or None
         As given; None in a worker process.
     dp_axis : str or None
-        Name of the data-parallel axis, None where the mesh has none.
+        Name of the data-parallel axis, None if the mesh has none.
     transform
         Called with each sample.
     local_transform

@@ -79,7 +79,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return self.reader.global_shape(name)
 
     def coordinate(self, dim: str) -> Array | None:
-        """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none.
+        """Return the whole selected coordinate of a dimension, ``(size,)``, or None if it has none.
 
         Parameters
         ----------

@@ -88,7 +88,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def counts(self, entity: str | None = None) -> IntArray:
         """Return how many rows of an entity each sample has, ``(len(self),)``; default of the one that is cut first.
 
-        For ``DistributedSampler(sizes=...)``. Reads metadata only. All rows, also where an epoch draws some of them.
+        For ``DistributedSampler(sizes=...)``. Reads metadata only. All rows, also if an epoch draws some of them.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return self.reader.global_shape(name, index, epoch=self.epoch)
 
     def statistics(self, name: str) -> StoredMoments | None:
-        """Return mean, deviation and range of a field over all samples, for normalising; None where there are none.
+        """Return mean, deviation and range of a field over all samples, for normalising; None if there are none.
 
         One figure for each component that samples have of it: of each index of the dims after the entity's.
 

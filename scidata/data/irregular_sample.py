@@ -129,7 +129,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def period(self) -> tuple[float, ...] | None:
-        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
+        """Width of the domain along each coordinate where it wraps, 0 where it does not; None if it does in none.
 
         Positions are as the source has them: of two rows across the border, the difference to the nearest image counts.
         """
@@ -151,7 +151,7 @@ class IrregularSample(Sample[TensorT]):
     def edge_index(self) -> Tensor | None:
         """``(2, num_local_edges)`` int64, local numbering: source, owned or a ghost; destination, owned.
 
-        By destination. None where there are no edges. Over all ranks each directed edge is there once. Samples of one
+        By destination. None if there are no edges. Over all ranks each directed edge is there once. Samples of one
         topology share it: clone it before writing to it.
         """
         relation = self._topology.relations.get("edge")

@@ -171,7 +171,7 @@ def match_keys(
 
 
 def _rows_of(name: str, wanted: Keys, keys: Keys, values: Keys, places: IntArray, reach: float | None) -> IntArray:
-    """Return the sample that has each wanted key, or the nearest within reach; -1 where there is none."""
+    """Return the sample that has each wanted key, or the nearest within reach; -1 if there is none."""
     order = places[np.argsort(values[places], kind="stable")]
     if not len(order):
         return np.full(len(wanted), -1)

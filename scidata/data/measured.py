@@ -55,7 +55,7 @@ def shares(
 ) -> dict[int, float]:
     """Split seconds over the stored samples of a batch by the rows that a rank owns of each.
 
-    None where it has other ``bounds`` than the reader's: of what was read before a rebalance the costs would mislead.
+    None if it has other ``bounds`` than the reader's: of what was read before a rebalance the costs would mislead.
     """
     if index is None:
         raise ConfigError("measure: the sample has no index, so that nothing says which one it is; give its number")

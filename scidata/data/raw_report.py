@@ -53,8 +53,8 @@ class StoreReport:
     - ``paths``, ``format``: the files of the series, and the format of the first.
     - ``kind``, ``kind_reason``: ``grid``, ``points``, ``mesh`` or ``graph``, and the sign of it.
     - ``sample_dim``, ``num_samples``, ``shard_dim``, ``fields``: what :func:`scidata.open_dataset` would do by default
-      on a 1-D domain; None where it could not open it.
-    - ``inflated``: which library decodes zlib and gzip; None where no array has them.
+      on a 1-D domain; None if it could not open it.
+    - ``inflated``: which library decodes zlib and gzip; None if no array has them.
     - ``warnings``: reads that will be slow, or not as expected; each with a remedy.
     """
 

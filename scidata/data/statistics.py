@@ -55,7 +55,7 @@ def statistics(
     collective, then.
 
     Values are those that are read: decoded, before ``normalise``, ``local_transform`` and ``transform``; all rows,
-    where ``subsample`` draws some. Each counts once: also where windows of several ``steps`` share it, and of fields
+    where ``subsample`` draws some. Each counts once: also if windows of several ``steps`` share it, and of fields
     that are the same in all samples. The period is those that ``sel``, ``isel`` and :func:`scidata.subset` leave.
 
     Parameters

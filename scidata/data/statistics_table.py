@@ -35,10 +35,10 @@ class FieldStatistics(RoundedMoments):
       of infinite values.
     - ``mean``, ``std``, ``min``, ``max``: float64, of the finite values; NaN where ``count`` is 0. ``std`` is the
       population's (``ddof=0``).
-    - ``differences``: the same of the differences from one step to the next; None where there are none.
+    - ``differences``: the same of the differences from one step to the next; None if there are none.
     - ``skipped``: pairs of rows that follow each other but are not one usual step apart, so that they make no
       difference.
-    - ``units``, ``dtype``: of the field, as it was read; None where they are not known.
+    - ``units``, ``dtype``: of the field, as it was read; None if they are not known.
     """
 
     dims: tuple[str, ...]
@@ -101,7 +101,7 @@ class Statistics(Mapping[str, FieldStatistics]):
     fields
         By name.
     labels
-        Labels of the rows along each dim that statistics are kept by: numbers or text; None where it has none.
+        Labels of the rows along each dim that statistics are kept by: numbers or text; None if it has none.
     path
         Where the data lie.
     period

@@ -257,7 +257,7 @@ def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
 
 
 def entity_named(topology: Topology, given: object, *, edges: bool) -> str:
-    """Return the set or relation of a name, or of the three names of a relation; raise where there is none."""
+    """Return the set or relation of a name, or of the three names of a relation; raise if there is none."""
     known = list(topology.relations) if edges else list(topology.node_sets)
     name = "__".join(map(str, given)) if isinstance(given, tuple) else str(given)
     if name not in known:

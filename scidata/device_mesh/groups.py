@@ -96,7 +96,7 @@ def _raise_reason(record: logging.LogRecord) -> bool:
 def add_explainer(explain: Callable[[], Exception | None], *, first: bool = False) -> None:
     """From now on, have the functions of ``torch.distributed`` raise the returned error, when they fail for a peer.
 
-    It is called when one has failed, and returns None where it knows of no reason; then the next one is asked. What
+    It is called when one has failed, and returns None if it knows of no reason; then the next one is asked. What
     torch does without its Python functions (``Work.wait``, the end of DDP's backward) keeps torch's error; where nobody
     catches that, the traceback that is printed is the reason's.
     """

@@ -110,7 +110,7 @@ def abort_together(backends: list[Any]) -> None:
 def collectives_logger() -> logging.Logger | None:
     """Return the logger that torch tells of each error of a collective, inside its handler, in the calling thread.
 
-    There is no public hook for that; None where torch has no such logger.
+    There is no public hook for that; None if torch has no such logger.
     """
     return getattr(dist.c10d_logger, "_c10d_logger", None)
 

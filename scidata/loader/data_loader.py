@@ -123,7 +123,7 @@ class DataLoader(BaseLoader[BatchT]):
         :meth:`stats`; a step of which a dp rank has nothing left is left out on all. All ranks then wait in each step
         until the others have read it.
     watch : bool
-        False where ranks do not iterate alike: one that validates alone, say.
+        False if ranks do not iterate alike: one that validates alone, say.
     drop_last : bool, default False
         Leave out a last batch of fewer samples.
     worker_init_fn : Callable[[int], None] or None, optional

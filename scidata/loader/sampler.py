@@ -45,7 +45,7 @@ class DistributedSampler(_DistributedSampler[Any]):
     mesh : DeviceMesh or None, optional
         None: one replica, all samples.
     dp : str or None, default "dp"
-        The mesh's data-parallel axis; None where it has none.
+        The mesh's data-parallel axis; None if it has none.
     shuffle, seed : bool or str or int
         A new order in each epoch (``set_epoch``), or always ``0, 1, 2, …``. ``"blocks"``: samples that share chunks
         come close to each other, for ``open_dataset(pool_bytes=)``, so that each chunk is decoded once. Blocks of such

@@ -56,7 +56,7 @@ class ShardTensor(ShardBase):
     spec
         The layout.
     halo
-        The halo that was asked for, by tensor dim; empty where none was.
+        The halo that was asked for, by tensor dim; empty if none was.
 
     Examples
     --------
@@ -229,7 +229,7 @@ class ShardTensor(ShardBase):
         give the loss the ShardTensors, or divide a sum over the part by the global count, ``y.numel()``.
 
         Writing to it makes the ghosts of a held halo old, so that the next use exchanges them (Collective): write on
-        all ranks of the mesh or on none. Collective where this is a copy for which torch has a view (``x[i]``), and
+        all ranks of the mesh or on none. Collective if this is a copy for which torch has a view (``x[i]``), and
         the original was written to since.
 
         Parameters

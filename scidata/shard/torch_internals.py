@@ -276,7 +276,7 @@ def when_backward_ends(function: Callable[[], None]) -> None:
 def is_accumulated(node: Node) -> bool:
     """Whether the pass that runs adds to the ``.grad`` of the first leaf behind this node.
 
-    False where ``torch.autograd.grad`` captures it. Public hooks are called in both cases.
+    False if ``torch.autograd.grad`` captures it. Public hooks are called in both cases.
     """
     node = _first_leaf(node)
     try:

@@ -2,7 +2,7 @@
 
 ``y = x[2:5]`` copies rows to other ranks, where torch has ``y`` share memory with ``x``. ``y.copied`` is a ``Copy``
 with the base ``x``. A write to ``x`` makes ``y`` old: its next use copies again. A write to ``y`` is copied back to
-``x``, or raises where that is not possible.
+``x``, or raises if that is not possible.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Copy(ViewState):
 
     ``base``: the ShardTensor that it would be a view of.
     ``local``: this rank's part of the copy. Views of it are copies too, in the same sense.
-    ``take``: copies again: returns the present values of ``local``. Collective where the copy was.
-    ``put``: writes ``local`` to the base; None where that is not done.
+    ``take``: copies again: returns the present values of ``local``. Collective if the copy was.
+    ``put``: writes ``local`` to the base; None if that is not done.
     """
 
     __slots__ = ("base", "follows_graph", "layout", "local", "may_be_base", "put", "seen", "take")

@@ -183,7 +183,7 @@ def unpack(packed: bytes) -> tuple[dict[Key, Entry], dict[str, Any]]:
 
 
 def domain_sums(parts: Sequence[Mapping[Key, Entry]]) -> dict[Key, Entry]:
-    """Return the sums over all ranks of a domain, each rounded once; raise ConfigError where samples differ."""
+    """Return the sums over all ranks of a domain, each rounded once; raise ConfigError if samples differ."""
     first = parts[0]
     for rank, other in enumerate(parts[1:], start=1):
         if other.keys() != first.keys():

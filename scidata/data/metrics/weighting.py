@@ -44,7 +44,7 @@ class Weights:
         return bool(self._weights)
 
     def check_names(self, known: Collection[str]) -> None:
-        """Raise where weights are given along a dim that no field has."""
+        """Raise if weights are given along a dim that no field has."""
         check_known("weights: no field has a dim", itertools.chain(*self._weights), known)
 
     def local(self, layout: Layout, device: torch.device) -> Tensor | None:
@@ -102,7 +102,7 @@ def _checked(dims: tuple[str, ...], values: npt.ArrayLike | Tensor) -> Tensor:
 
 
 def weights_fault(values: Tensor) -> str | None:
-    """Return the fault of weights, None where they are sound."""
+    """Return the fault of weights, None if they are sound."""
     ok = torch.isfinite(values) & (values >= 0)
     return (
         None if bool(ok.all()) else f"{int((~ok).sum())} are negative or not finite; leave rows out with a weight of 0"

@@ -177,7 +177,7 @@ def chunks_of(
 def shards_of(
     name: str, dims: Sequence[str], shape: Sequence[int], chunks: Sequence[int], given: Mapping[str, int]
 ) -> tuple[int, ...] | None:
-    """Return the shards of one step; None where none are asked for. Of a dimension that is not named, one chunk."""
+    """Return the shards of one step; None if none are asked for. Of a dimension that is not named, one chunk."""
     if not given:
         return None
     shards = []

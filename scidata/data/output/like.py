@@ -309,7 +309,7 @@ class RowsLike(Like):
         return {"mesh": meshes[0], "location": _LOCATIONS[entity]}
 
     def rows(self) -> dict[str, IntArray] | None:
-        """Return the source's row of each row that this rank owns, by entity; None where the store's order is kept."""
+        """Return the source's row of each row that this rank owns, by entity; None if the store's order is kept."""
         if not self._in_source:
             return None
         entities = {self._described(name)[0].entity for name in self._given}

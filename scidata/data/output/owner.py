@@ -39,7 +39,7 @@ class Holder(ProcessId):
         return f"process {self.pid}{here} on {self.host}, since {self.since}"
 
     def silence(self, place: Place) -> float | None:
-        """Return for how many seconds nothing was heard of it, 0 where it can be seen; None where it is dead."""
+        """Return for how many seconds nothing was heard of it, 0 where it can be seen; None if it is dead."""
         if self.can_be_seen:
             return None if self.has_ended() else 0.0
         with contextlib.suppress(TypeError, ValueError):
@@ -132,7 +132,7 @@ class Owner:
             self.check()
 
     def check(self) -> None:
-        """Raise where the output is another run's now."""
+        """Raise if the output is another run's now."""
         found = holder_of(self._place)
         self._looked = time.monotonic()
         if found is None:

@@ -166,13 +166,13 @@ def packing_given(what: str, given: Mapping[str, Any], default: Packing) -> Pack
 
 
 def fill_said(attributes: Mapping[str, object], dtype: np.dtype[np.generic]) -> Any:
-    """Return the ``_FillValue`` among attributes as it is stored; None where there is none that the dtype holds."""
+    """Return the ``_FillValue`` among attributes as it is stored; None if there is none that the dtype holds."""
     given = np.ravel(attributes.get("_FillValue", ()))[:1].tolist()  # type: ignore[call-overload]
     return _fill_given(given[0], dtype) if given and dtype.kind in "iuf" else None
 
 
 def _fill_given(given: Any, dtype: np.dtype[np.generic]) -> Any:
-    """Return a fill value as it is stored; None where the dtype does not hold it."""
+    """Return a fill value as it is stored; None if the dtype does not hold it."""
     try:
         number = np.asarray(given if isinstance(given, int | np.integer) else float(given))
     except (TypeError, ValueError):

@@ -26,7 +26,7 @@ from scidata.plan.owners import Box, within
 class Staged:
     """A tensor's values, for the thread that writes.
 
-    ``release`` says that they have been used; it raises ConfigError where they were not copied, and have changed.
+    ``release`` says that they have been used; it raises ConfigError if they were not copied, and have changed.
     """
 
     host: torch.Tensor

@@ -103,7 +103,7 @@ class LocalPlace:
             os.close(descriptor)
 
     def get(self, name: str) -> str | None:
-        """Return a small file of the progress; None where it is not there."""
+        """Return a small file of the progress; None if it is not there."""
         try:
             with open(self.beside(name), encoding="utf-8") as file:
                 return file.read()
@@ -219,7 +219,7 @@ class RemotePlace:
         self._fs.pipe_file(f"{self._folder}/{name}", text.encode(), **how)
 
     def get(self, name: str) -> str | None:
-        """Return a small file of the progress; None where it is not there."""
+        """Return a small file of the progress; None if it is not there."""
         try:
             found: bytes = self._fs.cat_file(f"{self._folder}/{name}")
         except FileNotFoundError:

@@ -167,7 +167,7 @@ class Ranks:
             posts.remove(f"said/{number}", f"said/{number}/read")
 
     def check(self) -> None:
-        """Raise where another rank that writes here has failed, died, left or stopped."""
+        """Raise if another rank that writes here has failed, died, left or stopped."""
         if (failure := self.failure()) is not None:
             raise failure
 

@@ -23,7 +23,7 @@ class Route:
     """The values of a field of a step that one rank sends, receives and writes.
 
     - ``part``: this rank.
-    - ``written``: global box; None where this rank writes nothing, and holds nothing that others do not.
+    - ``written``: global box; None if this rank writes nothing, and holds nothing that others do not.
     - ``shape``: of it.
     - ``inner``: the global box of whole chunks that is written from this rank's own part, and its index there.
     - ``edges``: the global boxes that are put together first, and their indices in the written box.

@@ -143,7 +143,7 @@ class FilesLike(RowsLike):
         """Return None: the rows of each sample are others."""
 
     def check(self, place: LocalPlace) -> None:
-        """Raise where a source's file is gone, or has another size, or the output would replace it. For one process."""
+        """Raise if a source's file is gone, or has another size, or the output would replace it. For one process."""
         for stored, paths in self._paths.items():
             for path, recorded in zip(paths, self._records[stored] or (None,) * len(paths), strict=True):
                 file, _ = split_group(path) or (path, "")
@@ -157,7 +157,7 @@ class FilesLike(RowsLike):
             check_apart(written, [folder for folder, _ in self._cases.values()], "the output")
 
     def write(self, folder: str, index: int, arrays: Sequence[NewArray], *, is_packed: bool) -> None:
-        """Write the file of a sample, whole or not at all; raises SourceChangedError where its source is another."""
+        """Write the file of a sample, whole or not at all; raises SourceChangedError if its source is another."""
         (stored, step), name = self._reader.numbering.locate(index), self.names[index]
         path, records, settings = (
             self._paths[stored][0],
@@ -323,7 +323,7 @@ class FilesWriter(Writer):
         return NewArray(field=field, values=out)
 
     def _agree(self, index: int, at: int) -> None:
-        """Tell the rank that writes which sample comes next; there, raise ConfigError where a part's is another."""
+        """Tell the rank that writes which sample comes next; there, raise ConfigError if a part's is another."""
         ranks = self._ranks
         if ranks.part != at:
             going = ranks.send(np.array([index]), at)

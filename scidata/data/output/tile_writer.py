@@ -241,7 +241,7 @@ def _bands(field: OutputField) -> Iterator[Box]:
 
 
 def tiles_of(reader: object, tiles: str | None, place: object, layout_steps: int, step_chunk: int) -> Tiles | None:
-    """Return the tiles that an output is put together from; None where whole samples are written."""
+    """Return the tiles that an output is put together from; None if whole samples are written."""
     if not isinstance(reader, PatchReader):
         if tiles is not None:
             raise ConfigError(f"create: tiles={tiles!r}: the samples of like= are no tiles; leave it out")

@@ -80,7 +80,7 @@ class VtkhdfOutput(FlatOutput):
 
 
 def write_mesh(root: Any, points: FloatArray, cells: RawCells | None, faces: Sequence[CellFaces] = ()) -> None:
-    """Write points, ``(num_points, 3)``, and cells; where there are none, a vertex for each point.
+    """Write points, ``(num_points, 3)``, and cells; if there are none, a vertex for each point.
 
     ``faces`` are those of polyhedra among the cells, each of which has its own.
     """

@@ -94,7 +94,7 @@ def add_legend(figure: Figure, tones: Colours, edge: str, *marks: Artist, notes:
 
 
 def amplification_text(ratios: Sequence[float | None], overall: float | None) -> str | None:
-    """Return a legend's line on bytes fetched over bytes wanted; None where nothing is wanted."""
+    """Return a legend's line on bytes fetched over bytes wanted; None if nothing is wanted."""
     known = [(ratio, rank) for rank, ratio in enumerate(ratios) if ratio is not None]
     if overall is None or not known:
         return None

@@ -302,7 +302,7 @@ def places_in_store(store: Store, index: int, entity: str) -> Places:
 
 
 def shapes_in_store(store: Store, index: int, entity: str) -> RawCells | None:
-    """Return the cells of a stored sample whose rows are nodes; None where it has none."""
+    """Return the cells of a stored sample whose rows are nodes; None if it has none."""
     if entity != "node" or not store.sample(index).counts.get("cell", 0):
         return None
     return RawCells(

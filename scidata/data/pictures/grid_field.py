@@ -97,7 +97,7 @@ def ranks_of_plane(partition: GridPartition, dims: Collection[str | None]) -> li
 
 
 def coordinate_of(reader: GridReader, dim: str | None) -> FloatArray | None:
-    """Return the coordinate of each row; None where there is none that rises or falls throughout."""
+    """Return the coordinate of each row; None if there is none that rises or falls throughout."""
     values = None if dim is None else reader.coordinate(dim)
     if values is None or len(values) < 2 or not np.issubdtype(values.dtype, np.number):
         return None

@@ -49,7 +49,7 @@ class PlotAxis:
 
 
 def check_picture(path: str, *, overwrite: bool = False) -> None:
-    """Raise where a picture cannot be written, before the work is done: its format, its file, matplotlib."""
+    """Raise if a picture cannot be written, before the work is done: its format, its file, matplotlib."""
     suffix = os.path.splitext(path)[1].lstrip(".").lower()
     if suffix not in _FORMATS:
         hint = near_matches(suffix, _FORMATS, listed=False)

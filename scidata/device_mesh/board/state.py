@@ -72,7 +72,7 @@ class BoardState:
     """The knowledge of one process about the other ranks, and its posts.
 
     ``base``: the values of the board, over the process group's own connection; the board's thread gets another one.
-    ``host``: the rank whose process keeps the store; None where none of them does.
+    ``host``: the rank whose process keeps the store; None if none of them does.
     ``events``: events of other ranks; none is forgotten, since it may be the reason of a later failure.
     ``over``: by a loader's name, its last iteration that an error has ended here.
     ``told``: the event that this rank has posted of an error of its own that has ended a loop.

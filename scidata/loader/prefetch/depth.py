@@ -19,7 +19,7 @@ _CALM = 16  # steps in a row in which the item read furthest ahead was not neede
 class Depth:
     """Items in flight: a fixed number, or as few as keep the loop from waiting, within so many bytes.
 
-    - ``start``: to begin with; for ever without ``max_bytes``. 0 where nothing is read ahead.
+    - ``start``: to begin with; for ever without ``max_bytes``. 0 if nothing is read ahead.
     - ``max_bytes``: of the items in flight; one item may always be.
     - ``nbytes``: of the largest item, where that is known beforehand.
     """

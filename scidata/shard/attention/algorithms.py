@@ -66,7 +66,7 @@ def chosen_by_user() -> str:
 def chosen_algorithm(num_ranks: int, num_heads: int, gathered: int, exchanged: int, beside: int = 0) -> str:
     """Return the algorithm to use, equal on each rank.
 
-    ``num_heads``: of keys; 0 where the heads cannot be exchanged for the sequence.
+    ``num_heads``: of keys; 0 if the heads cannot be exchanged for the sequence.
     ``gathered``: bytes of all keys and values of a rank's batch and heads, which a gather brings to each rank.
     ``exchanged``: bytes of all queries, keys, values and results, of which each rank sends its part in exchange for
     heads.

@@ -114,7 +114,7 @@ def block_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of query, key, value and of the scores (None where there is no bias), of one block.
+    """Return the gradients of query, key, value and of the scores (None if there is no bias), of one block.
 
     ``whole`` is attention to all keys, with the mean as ``out``.
     """

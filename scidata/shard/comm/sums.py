@@ -147,7 +147,7 @@ class Deferral(NamedTuple):
 def deferral(x: Tensor) -> Deferral | None:
     """Return the deferral of a value's gradient sum: of a deferred leaf, or of a value made of such leaves only.
 
-    None where it is not: where nothing was deferred, or the value's own gradient will be looked at.
+    None if it is not: where nothing was deferred, or the value's own gradient will be looked at.
     """
     if not _DEFERRED:
         return None

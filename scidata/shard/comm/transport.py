@@ -142,7 +142,7 @@ class Transfer:
 
     Where few ranks send to each other they send and receive by themselves; else it is one all-to-all, in which gloo
     sends a message to every rank, an empty one too. A convolution's halos, on two busy cores, by one and by the other:
-    4 ranks 4.4 and 2.1 ms, 8 ranks 8.0 and 7.1, 16 ranks 17 and 29. NCCL's all-to-all sends nothing where there is
+    4 ranks 4.4 and 2.1 ms, 8 ranks 8.0 and 7.1, 16 ranks 17 and 29. NCCL's all-to-all sends nothing if there is
     nothing to send, and makes the connections of all ranks at its first use.
 
     ``outgoing``: ``(num,)``, the values for each rank one after the other.

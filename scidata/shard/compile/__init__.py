@@ -393,7 +393,7 @@ def compile(
     dynamic : bool or None, optional
         As of ``torch.compile``, but ``True`` is refused: sizes are part of layouts, so each has a graph.
     fullgraph : bool, default False
-        Raise where the whole cannot be captured.
+        Raise if the whole cannot be captured.
     options : Mapping[str, Any] or None, optional
         Of inductor, as of ``torch.compile``.
     limit : int, default 8

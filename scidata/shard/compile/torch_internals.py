@@ -357,7 +357,7 @@ def graph_of(result: Tensor) -> Any:
 def results_of_graph(node: Any) -> dict[int, int] | None:
     """Return which of the node's gradients is that of each result that requires grad.
 
-    None where results share memory with others.
+    None if results share memory with others.
     """
     facts = node._forward_cls.metadata
     results = {i: each for i, each in enumerate(facts.output_info) if each.requires_grad_for_backward}

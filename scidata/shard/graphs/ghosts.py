@@ -90,7 +90,7 @@ def ghost_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
     """Return the exchange of an index map: made at its first use, then kept as long as the map lives.
 
     Maps with a key share the exchange of their key, which is kept until 256 MiB of newer ones have been made.
-    Collective where it is made. All ranks must use their maps in the same order.
+    Collective if it is made. All ranks must use their maps in the same order.
     """
     number = id(group)  # the exchange holds the group, so that no other gets its id
     if index_map.key is not None:

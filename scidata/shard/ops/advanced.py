@@ -85,7 +85,7 @@ def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) 
 
 
 def whole_index(func: TorchFunction, x: ShardTensor, index: Tensor) -> Tensor:
-    """Return an index tensor or a mask whole. Collective where it is sharded."""
+    """Return an index tensor or a mask whole. Collective if it is sharded."""
     if not isinstance(index, ShardTensor):
         return index
     if index.spec.exchange is not None:
@@ -94,7 +94,7 @@ def whole_index(func: TorchFunction, x: ShardTensor, index: Tensor) -> Tensor:
 
 
 def flat_rows(index: Tensor, dim: int, extent: int) -> Tensor:
-    """Return an index tensor as a flat row of numbers from 0 on; raises IndexError where one is out of range."""
+    """Return an index tensor as a flat row of numbers from 0 on; raises IndexError if one is out of range."""
     rows = index.reshape(-1).to(torch.int64)
     rows = in_range(rows, -extent, extent, f"an index is out of bounds for dimension {dim} with size {extent}")
     return torch.where(rows < 0, rows + extent, rows)

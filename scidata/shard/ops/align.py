@@ -84,7 +84,7 @@ def plain_of(x: Tensor) -> Tensor: ...
 @overload
 def plain_of(x: T) -> T: ...
 def plain_of(x: object) -> object:
-    """Return a ShardTensor as a plain tensor on each rank, anything else as it is. Collective where it is sharded."""
+    """Return a ShardTensor as a plain tensor on each rank, anything else as it is. Collective if it is sharded."""
     return x.full_tensor() if isinstance(x, ShardTensor) else x
 
 
@@ -119,7 +119,7 @@ def dims_of(dim: int | Sequence[int] | None, spec: ShardSpec) -> tuple[int, ...]
 
 
 def layout_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]) -> Layout:
-    """Find which label each mesh axis shards; raise where two ShardTensors disagree."""
+    """Find which label each mesh axis shards; raise if two ShardTensors disagree."""
     specs = specs_of(operands)
     layout: Layout = [None] * len(specs[0].axes)
     for x, names in zip(operands, labels, strict=True):
@@ -243,7 +243,7 @@ def _is_mixed(operands: Sequence[Tensor], labels: Sequence[Labels]) -> bool:
 
 
 def _in_one_order(func: TorchFunction, x: T) -> T | ShardTensor:
-    """Bring edges to the order of one process. Collective where they are not in it."""
+    """Bring edges to the order of one process. Collective if they are not in it."""
     if not isinstance(x, ShardTensor) or x.spec.in_order:
         return x
     if func.__name__.endswith("_") and not func.__name__.endswith("__"):
@@ -288,13 +288,13 @@ def _brought(
 
 
 def entry_of(spec: ShardSpec, names: Labels, axis: int) -> Entry | None:
-    """Return the label and sizes that a mesh axis shards, None where it replicates."""
+    """Return the label and sizes that a mesh axis shards, None if it replicates."""
     dim = spec.dims[axis]
     return None if dim is None else (names[dim], spec.sizes_of(axis))
 
 
 def extents_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]) -> dict[Hashable, int]:
-    """Return the global extent of each label, where dims of extent 1 broadcast; raise where they do not fit."""
+    """Return the global extent of each label, where dims of extent 1 broadcast; raise if they do not fit."""
     extents: dict[Hashable, int] = {}
     for x, names in zip(operands, labels, strict=True):
         for name, extent in zip(names, x.shape, strict=True):

@@ -70,7 +70,7 @@ def _ranks(spec: ShardSpec) -> list[int]:
 
 
 def _group(spec: ShardSpec, axes: set[int]) -> Group:
-    """Return the ranks along some axes, in their order. Collective where it is made, of several axes."""
+    """Return the ranks along some axes, in their order. Collective if it is made, of several axes."""
     long = [axis for axis in sorted(axes) if spec.axes[axis].size > 1]
     if len(long) < 2:
         return spec.group(long[0]) if long else None
@@ -128,7 +128,7 @@ def _places(x: Tensor, spec: ShardSpec | None, field: Tensor, num_dims: int) -> 
 
 
 def _plan(grid: Grid, found: Found, points: Tensor, x: Tensor, field: Tensor, shares: _Shares) -> _Plan:
-    """Find the cells under this rank's points. Collective where the ranks have to agree."""
+    """Find the cells under this rank's points. Collective if the ranks have to agree."""
     spec, num_dims, num_corners = _spec_of(field), len(grid.axes), len(found.corners)
     rows = [torch.cat([corner.rows[d] for corner in found.corners]) for d in range(num_dims)]
     held = [place[row] for place, row in zip(_places(x, spec, field, num_dims), rows, strict=True)]
@@ -211,7 +211,7 @@ def interpolate(
     """Return a field of a grid at points, ``(..., num_points)``: an observation operator, and in backward its adjoint.
 
     The values are those of ``scipy.interpolate.RegularGridInterpolator``, NaN included: a cell that has one gives NaN,
-    also where its weight is 0. Gradients go to the field and, of ``"bilinear"``, to the positions.
+    also if its weight is 0. Gradients go to the field and, of ``"bilinear"``, to the positions.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ def interpolate(
 
     Notes
     -----
-    Collective where the field is split: in one small gather, the ranks agree whether each holds the cells of its
+    Collective if the field is split: in one small gather, the ranks agree whether each holds the cells of its
     points, owned or in the halo that was read; then nothing else is sent. Otherwise cells are fetched from the ranks
     that own them. Both are found out once for a ShardTensor of positions, and kept for other fields that are split
     alike. A field that requires grad does not use its halo, so that no gradient is lost.

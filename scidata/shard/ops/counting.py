@@ -40,7 +40,7 @@ from scidata.shard.torch_internals import coo_to_csr
 
 
 def split_along(x: ShardTensor, dim: int) -> tuple[ShardTensor, int]:
-    """Shard one dim and no other, evenly where it was not; return the mesh axis too. Collective where that differs."""
+    """Shard one dim and no other, evenly where it was not; return the mesh axis too. Collective if that differs."""
     spec = x.spec
     axis = spec.sharded.get(dim, max(spec.sharded.values(), key=lambda a: spec.axes[a].size))
     x = replicated(x, set(spec.sharded.values()) - {axis})
@@ -101,7 +101,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 
 
 def alike(func: TorchFunction, operands: list[Tensor]) -> list[ShardTensor]:
-    """Broadcast tensors, and bring them to one layout. Collective where these differ."""
+    """Broadcast tensors, and bring them to one layout. Collective if these differ."""
     ndim = max(len(x.shape) for x in operands)
     labels = [range(ndim - len(x.shape), ndim) for x in operands]
     parts, layout, extents = align(func, operands, labels)

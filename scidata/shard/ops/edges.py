@@ -107,7 +107,7 @@ def gather_by_ids(func: TorchFunction, x: Tensor, dim: int, index: RoutedIndex) 
 
 
 def new_filled(x: Tensor, size: tuple[int, ...], make: TensorFunction) -> FilledTensor | None:
-    """Leave open whether a new tensor made from one of edges is plain or of nodes. None where it can only be plain.
+    """Leave open whether a new tensor made from one of edges is plain or of nodes. None if it can only be plain.
 
     ``make`` gets a size, and returns a tensor of one value.
     """

@@ -41,7 +41,7 @@ def fourier(
     n: int | None = None,
     s: Sequence[int] | None = None,
 ) -> Tensor:
-    """Transform dims. Collective where one is sharded: another is for the time being, one exchange each way."""
+    """Transform dims. Collective if one is sharded: another is for the time being, one exchange each way."""
     size = n if n is not None else s if s is not None else size
     if isinstance(dim, EllipsisType):
         dim = (-2, -1) if func.__name__.endswith("2") else None if func.__name__.endswith("n") else -1
@@ -61,7 +61,7 @@ def fourier(
 def _of_columns(
     func: TensorFunction, x: ShardTensor, size: int | Sequence[int] | None, dims: Sequence[int], norm: str | None
 ) -> Tensor | None:
-    """Transform several dims so that only the columns are sent that are wanted; None where that is not to be known."""
+    """Transform several dims so that only the columns are sent that are wanted; None if that is not to be known."""
     kind = func.__name__.removeprefix("fft_").removesuffix("2").removesuffix("n")
     if len(dims) < 2 or len({*dims}) < len(dims) or kind not in ("fft", "rfft", "ifft", "irfft"):
         return None
@@ -109,7 +109,7 @@ def _compact(part: Tensor) -> Tensor:
 
 @handles(torch.view_as_complex)
 def view_as_complex(x: ShardTensor) -> Tensor:
-    """See pairs along the last dim as complex numbers. Collective where that dim is sharded."""
+    """See pairs along the last dim as complex numbers. Collective if that dim is sharded."""
     last = x.spec.ndim - 1
     if last not in x.spec.sharded:
         return derived(x, torch.view_as_complex(_compact(x.local)), x.spec.without([last]))

@@ -128,7 +128,7 @@ class _Call:
 
 
 def _as_gradient(gradient: Tensor | None, spec: ShardSpec | None) -> Tensor | None:
-    """Bring a gradient to the layout of the argument that it belongs to. Collective where it is moved.
+    """Bring a gradient to the layout of the argument that it belongs to. Collective if it is moved.
 
     Plain tensors have whole gradients; a plain gradient of a sharded tensor is whole too, or this rank's part, where
     the function worked on ``to_local()``.
@@ -161,7 +161,7 @@ class _OnParts(Function):
 
 @handles(Function, any_order=True)
 def apply_function(func: type[Function], *args: object, **kwargs: object) -> object:
-    """Apply a custom function to tensors, some of them sharded. Collective where its operations are."""
+    """Apply a custom function to tensors, some of them sharded. Collective if its operations are."""
     if func is BackwardHookFunction:
         return _hooked([x for x in args if isinstance(x, Tensor)])
     if func is FromTorchTensor:

@@ -75,7 +75,7 @@ class _Take(NamedTuple):
 
 
 def take_basic(x: ShardTensor, items: Sequence[Basic]) -> Tensor:
-    """Take slices, rows and new dims, one item for each dim and None. Collective where a row is of a sharded dim."""
+    """Take slices, rows and new dims, one item for each dim and None. Collective if a row is of a sharded dim."""
     if isinstance(x, Spectrum) and (columns := x.sliced(items)) is not None:
         return columns
     plan = _planned(x.spec, items)
@@ -177,7 +177,7 @@ def _items_of(index: object) -> tuple[object, ...]:
 
 
 def _as_tensor(item: object, device: torch.device) -> Tensor | None:
-    """Return an index tensor or a mask, None where the item is something simpler."""
+    """Return an index tensor or a mask, None if the item is something simpler."""
     if isinstance(item, Sequence | np.ndarray):  # numbers of any kind are rows there
         made = torch.as_tensor(item, device=device)
         item = made if made.dtype in _MASKS else made.to(torch.int64)
@@ -321,7 +321,7 @@ def select(x: ShardTensor, dim: int, index: int) -> Tensor:
 
 @handles("unbind", any_order=True)
 def unbind(x: ShardTensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """Take all rows of a dim one by one. Collective where it is sharded: each rank gets all rows."""
+    """Take all rows of a dim one by one. Collective if it is sharded: each rank gets all rows."""
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     axis = spec.axis_of_dim(dim)
     new = spec.without([dim])

@@ -150,7 +150,7 @@ def upsample_antialiased(func: TensorFunction, x: ShardTensor, *args: object, **
 
 
 def _antialiased(x: ShardTensor, resample: Callable[[Tensor], Tensor]) -> Tensor:
-    """Resample by filters that are as wide as the factor. Collective where the spatial dims are sharded."""
+    """Resample by filters that are as wide as the factor. Collective if the spatial dims are sharded."""
     dims = range(2, x.spec.ndim)
     if any(d in x.spec.sharded for d in dims):
         return there_and_back(x, dims, lambda moved: _antialiased(as_sharded(moved, x.spec), resample))

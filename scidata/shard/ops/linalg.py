@@ -47,7 +47,7 @@ def contract(
     Of ``matmul`` labels are (n, k), (k, m) and out (n, m). If a mesh axis shards n, each rank has its rows of the
     result; if it shards k, each multiplies its columns by its rows, and these products are added up.
 
-    Collective where operands are split differently. With ``apart``, parts are copied on all ranks where
+    Collective if operands are split differently. With ``apart``, parts are copied on all ranks where
     one has less than two rows: backward may keep a view of an operand there, and on others a copy, which may be written
     to.
     """

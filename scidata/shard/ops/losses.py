@@ -208,7 +208,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """Each sequence against its target. Collective where steps or classes are sharded: sequences are instead."""
+    """Each sequence against its target. Collective if steps or classes are sharded: sequences are instead."""
     if len(log_probs.shape) != 3:
         specs = specs_of([log_probs, targets, input_lengths, target_lengths])
         raise unsupported(func, "a sequence without a batch", *specs, remedy="use unsqueeze(1)")

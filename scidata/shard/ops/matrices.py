@@ -26,7 +26,7 @@ Results = Tensor | tuple[Tensor, ...]
 
 
 def _freed(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return a tensor with these dims unsharded. Collective where one is sharded."""
+    """Return a tensor with these dims unsharded. Collective if one is sharded."""
     return moved_off(x, dims) if isinstance(x, ShardTensor) and any(d in x.spec.sharded for d in dims) else x
 
 
@@ -169,7 +169,7 @@ _CORE: dict[str, tuple[int, ...]] = {
 
 @handles(*find(name for name in _CORE if not name.startswith("linalg_")))
 def of_matrices(func: Callable[..., Results], *args: object, **kwargs: object) -> Results:
-    """Act on each matrix of a batch by itself. Collective where rows or columns are sharded."""
+    """Act on each matrix of a batch by itself. Collective if rows or columns are sharded."""
     operands, rebuild = operands_of(args, kwargs)
     name = func.__name__
     own = _CORE.get(name) or _CORE[name.removeprefix("linalg_")]

@@ -233,7 +233,7 @@ def new_constant(
 
 @handles(Tensor.item, "__bool__ __float__ __int__ __index__ __complex__", keeps_replicated=True, any_order=True)
 def to_number(func: TorchFunction, x: ShardTensor) -> object:
-    """Turn one element into a Python number. Collective where it is sharded."""
+    """Turn one element into a Python number. Collective if it is sharded."""
     if x.spec.global_shape.count(1) != x.spec.ndim:
         raise unsupported(
             func, "a sharded tensor of many elements is no single number", x.spec, remedy="reduce it first"
@@ -260,7 +260,7 @@ def _several(given: Tensor | Sequence[Tensor | None] | None) -> list[Tensor | No
 def _gradients(
     func: TorchFunction, outputs: Sequence[Tensor | None], given: Tensor | Sequence[Tensor | None] | None
 ) -> list[Tensor | None]:
-    """Return the gradients of outputs, each split as its output. Collective where one is not."""
+    """Return the gradients of outputs, each split as its output. Collective if one is not."""
     found: list[Tensor | None] = []
     for output, gradient in zip(outputs, _several(given) or [None] * len(outputs), strict=True):
         if not is_sharded(output):

@@ -18,7 +18,7 @@ from scidata.shard.tensor import ShardTensor
 
 
 def to_layout(x: ShardTensor, spec: ShardSpec) -> ShardTensor:
-    """Bring a tensor to another layout on its mesh. Collective where that differs."""
+    """Bring a tensor to another layout on its mesh. Collective if that differs."""
     if (x.spec.dims, x.spec.sizes) == (spec.dims, spec.sizes):
         x.refresh()
         return x
@@ -28,7 +28,7 @@ def to_layout(x: ShardTensor, spec: ShardSpec) -> ShardTensor:
 
 
 def replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
-    """Replicate some mesh axes. Collective where they shard."""
+    """Replicate some mesh axes. Collective if they shard."""
     return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
 
 
@@ -49,7 +49,7 @@ def whole_along(x: Tensor | None, dim: int) -> Tensor | None:
 def beside(value: Tensor, labels: Sequence[Hashable], spec: ShardSpec) -> Tensor:
     """Split a sharded value as the tensor that it is written to, where it has that dim; gather it along others.
 
-    ``labels`` are the dims of that tensor, by the value's own. Collective where the value was split otherwise.
+    ``labels`` are the dims of that tensor, by the value's own. Collective if the value was split otherwise.
     """
     if not isinstance(value, ShardTensor) or value.spec.device_mesh != spec.device_mesh:
         return value  # align() says so
@@ -71,7 +71,7 @@ def beside(value: Tensor, labels: Sequence[Hashable], spec: ShardSpec) -> Tensor
 
 
 def moved_off(x: ShardTensor, dims: Sequence[int]) -> ShardTensor:
-    """Shard other dims instead of those in ``dims``, the longest first; gather where there is none. Collective."""
+    """Shard other dims instead of those in ``dims``, the longest first; gather if there is none. Collective."""
     spec = x.spec
     extents = spec.global_shape
     free = sorted((d for d in range(spec.ndim) if d not in dims and d not in spec.sharded), key=extents.__getitem__)
@@ -112,7 +112,7 @@ def as_sharded(result: Tensor, spec: ShardSpec) -> ShardTensor:
 
 
 def sharded_on(x: ShardTensor, axis: int, dim: int, sizes: Sequence[int]) -> ShardTensor:
-    """Have a mesh axis shard ``dim`` into these sizes, and no other axis. Collective where that differs."""
+    """Have a mesh axis shard ``dim`` into these sizes, and no other axis. Collective if that differs."""
     placements = [
         Shard(dim) if a == axis else Replicate() if x.spec.dims[a] == dim else p for a, p in enumerate(x.placements)
     ]

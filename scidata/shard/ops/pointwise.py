@@ -198,7 +198,7 @@ def _common_halo(operands: Sequence[Tensor], spec: ShardSpec) -> Mapping[int, Ha
 
 
 def _held(operands: Sequence[Tensor]) -> list[Tensor] | None:
-    """Return the operands with their halos, or None where the function cannot act on the halo too."""
+    """Return the operands with their halos, or None if the function cannot act on the halo too."""
     if not any(isinstance(x, ShardTensor) and x.padded is not None for x in operands):
         return None
     plain = [x.local if isinstance(x, ShardTensor) and x.spec.is_replicated else x for x in operands]

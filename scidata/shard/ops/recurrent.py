@@ -85,7 +85,7 @@ class _How(NamedTuple):
 def layers(
     func: Callable[..., Results], x: Tensor, hx: States, params: Parameters, has_biases: bool, *options: bool
 ) -> tuple[Tensor, ...]:
-    """Run layers over time. Collective where time or features are sharded."""
+    """Run layers over time. Collective if time or features are sharded."""
     if not isinstance(has_biases, bool):
         raise unsupported(func, "packed sequences", *specs_of([x, hx, params, has_biases]), remedy="pad them")
     how, states = _How(has_biases, *options), [hx] if isinstance(hx, Tensor) else [*hx]

@@ -209,7 +209,7 @@ def _reshape(func: TorchFunction, x: ShardTensor, shape: Sequence[int]) -> Tenso
 
 
 def _is_view(func: TorchFunction, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
-    """Whether the result of a reshape shares memory with the tensor in one process; None where that is not known."""
+    """Whether the result of a reshape shares memory with the tensor in one process; None if that is not known."""
     must = func is Tensor.view or func is Tensor.view_as
     if x.global_strides is None:
         return True
@@ -234,7 +234,7 @@ def reshape(
     size: Sequence[int] = (),
     dtype: Dtype = None,
 ) -> Tensor:
-    """Reshape to a global shape; a copy where the part is not contiguous. Collective where elements change ranks.
+    """Reshape to a global shape; a copy where the part is not contiguous. Collective if elements change ranks.
 
     Or view as a dtype of the same width, or of another where the last dim is not split.
     """

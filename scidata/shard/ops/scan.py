@@ -29,7 +29,7 @@ from scidata.shard.tensor import ShardTensor
 def softmax(
     func: TensorFunction, x: ShardTensor, dim: int | None = None, dtype: Dtype = None, *, _stacklevel: int = 3
 ) -> Tensor:
-    """Softmax over one dim. Collective where it is sharded: two numbers for each row and rank, at once or in turn."""
+    """Softmax over one dim. Collective if it is sharded: two numbers for each row and rank, at once or in turn."""
     spec = x.spec
     if dim is None:
         raise unsupported(func, "it needs a dim", spec, remedy="give dim=")

@@ -76,7 +76,7 @@ def _place(func: TorchFunction, count: int, missing: int, k: int | None) -> int:
 def median(
     func: Callable[..., Tensor | Pair], x: ShardTensor, dim: int | None = None, keepdim: bool = False
 ) -> Tensor | Pair:
-    """Find the lower median of all elements, or along one dim. Collective where that is sharded."""
+    """Find the lower median of all elements, or along one dim. Collective if that is sharded."""
     if dim is not None:
         return _reduced(func, x, (dim, keepdim), dim, keepdim, lambda line: _at_place(func, line, None))
     if 0 in x.spec.global_shape:
@@ -95,7 +95,7 @@ def median(
 
 @handles("kthvalue")
 def kthvalue(func: Callable[..., Pair], x: ShardTensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
-    """Find the k-th smallest value along one dim, and its place there. Collective where that is sharded."""
+    """Find the k-th smallest value along one dim, and its place there. Collective if that is sharded."""
     extent = x.spec.global_shape[normal_dim(dim, x.spec.ndim)]
     if not 1 <= k <= extent:
         raise RuntimeError(f"kthvalue: k={k} is out of range for dim {dim} of extent {extent}")
@@ -104,7 +104,7 @@ def kthvalue(func: Callable[..., Pair], x: ShardTensor, k: int, dim: int = -1, k
 
 @handles("mode")
 def mode(func: Callable[..., Pair], x: ShardTensor, dim: int = -1, keepdim: bool = False) -> Pair:
-    """Find the most frequent value along one dim, of several the least. Collective where that is sharded."""
+    """Find the most frequent value along one dim, of several the least. Collective if that is sharded."""
     return _reduced(func, x, (dim, keepdim), dim, keepdim, _mode_of)
 
 
@@ -167,7 +167,7 @@ def _reduced(
 
 
 def _finish_as(x: Tensor, like: ShardSpec, spec: ShardSpec) -> Tensor:
-    """Bring a result to its layout; return a plain tensor where no axis shards. Collective where that differs."""
+    """Bring a result to its layout; return a plain tensor where no axis shards. Collective if that differs."""
     return finish(to_layout(as_sharded(x, like), spec).local, spec)
 
 
@@ -184,7 +184,7 @@ def quantile(
     *,
     interpolation: str = "linear",
 ) -> Tensor:
-    """Find quantiles of all elements, or along one dim. Collective where that is sharded."""
+    """Find quantiles of all elements, or along one dim. Collective if that is sharded."""
     q = plain_of(q)
     if not is_sharded(x):
         return func(local_of(x), q, dim, keepdim, interpolation=interpolation)

@@ -83,7 +83,7 @@ def output_sizes(spec: ShardSpec, dim: int, num_out: int, middle: Middle) -> tup
 
 
 def _inside(available: tuple[Runs, ...], wanted: tuple[Runs, ...]) -> tuple[Runs, ...] | None:
-    """Return where each rank finds the rows it wants among those it has; None where any rank lacks one."""
+    """Return where each rank finds the rows it wants among those it has; None if any rank lacks one."""
     result = []
     for has, wants in zip(available, wanted, strict=True):
         place = {}
@@ -129,7 +129,7 @@ def _from_halo(x: ShardTensor, asked: Mapping[int, _Asked], fill: float) -> Tens
 
 
 def _plan_in_halo(spec: ShardSpec, dim: int, halo: HaloDim | None, asked: _Asked | None) -> tuple[RunsPlan, ...]:
-    """Plan to take rows from a part with its halo; nothing where the halo is too narrow on some rank."""
+    """Plan to take rows from a part with its halo; nothing if the halo is too narrow on some rank."""
 
     def make() -> tuple[RunsPlan, ...]:
         sizes, rank, _ = spec.parts(dim)

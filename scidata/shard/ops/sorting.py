@@ -137,7 +137,7 @@ def _top_of_line(line: ShardTensor, k: int, largest: bool, is_sorted: bool) -> t
 
 
 def _first_of_line(line: ShardTensor, k: int, largest: bool) -> Tensor | None:
-    """Return where the first k of the sorted line are; None where equal ones of a short line decide that."""
+    """Return where the first k of the sorted line are; None if equal ones of a short line decide that."""
     sizes, _, group = line.spec.parts(0)
     keys = order_keys(line.local)
     keys = ~keys if largest else keys
@@ -198,7 +198,7 @@ def searchsorted(
     func: TensorFunction, sorted_sequence: Tensor, input: Tensor | float | None = None, *, self: float | None = None,
     sorter: Tensor | None = None, **options: bool | str,
 ) -> Tensor:  # fmt: skip
-    """Say before which element of a sorted row each value belongs. Collective where rows are cut: they are gathered."""
+    """Say before which element of a sorted row each value belongs. Collective if rows are cut: they are gathered."""
     rows, values = whole_along(sorted_sequence.detach(), -1), self if input is None else input
     if not isinstance(values, Tensor):  # one number, in a sequence of one dim
         return func(local_of(rows), values, sorter=plain_of(sorter), **options)

@@ -96,7 +96,7 @@ class Later(ShardTensor):
         self.requires_grad_(value)
 
     def settle(self) -> None:
-        """Compute the part, before it is written to. Collective where it is not there."""
+        """Compute the part, before it is written to. Collective if it is not there."""
         if self.computed is None:
             with self._as_made():
                 self.computed = self.sample = self.compute()
@@ -113,7 +113,7 @@ class Later(ShardTensor):
         self.is_passed |= torch.is_grad_enabled() and self.requires_grad
 
     def refuse_passed(self, func: TorchFunction) -> None:
-        """Raise where the gradient, which is asked for now, may not be all there."""
+        """Raise if the gradient, which is asked for now, may not be all there."""
         if self.is_passed:
             reason = "it was used before all of it was computed, so that its gradient is not known"
             raise unsupported(func, reason, self.spec, remedy="clone() it before it is used")
@@ -165,7 +165,7 @@ class Spectrum(Later):
         return self.source.local
 
     def sliced(self, items: Sequence[object]) -> ShardTensor | None:
-        """Return slices, for which no other columns are sent; None where all are wanted. Collective."""
+        """Return slices, for which no other columns are sent; None if all are wanted. Collective."""
         slices = tuple(item for item in items if isinstance(item, slice))
         if self.computed is not None or not len(slices) == len(items) == self.ndim:
             return None
@@ -246,7 +246,7 @@ class Blank(Later):
         return new
 
     def transformed(self, kind: str, sizes: Mapping[int, int], norm: str | None) -> Tensor | None:
-        """Transform back along dims, the last one with ``torch.fft.<kind>``; None where another way is better.
+        """Transform back along dims, the last one with ``torch.fft.<kind>``; None if another way is better.
 
         Collective in backward: gradients of what was written are added up.
         """
@@ -279,7 +279,7 @@ class Blank(Later):
 
 
 def _whole(value: Tensor, spec: ShardSpec) -> Tensor:
-    """Return a value as each rank has it whole, to use it for its own rows. Collective where it is sharded."""
+    """Return a value as each rank has it whole, to use it for its own rows. Collective if it is sharded."""
     own = as_sharded(value, spec)
     local = own.local
     for axis, dim in enumerate(own.spec.dims):
@@ -301,7 +301,7 @@ def resized(spec: ShardSpec, extents: Mapping[int, int]) -> ShardSpec:
 
 
 def spectrum(x: ShardTensor, kind: str, sizes: Mapping[int, int | None], norm: str | None) -> Spectrum | None:
-    """Transform dims, the last one with ``torch.fft.<kind>``, those that are sharded later; None where all are.
+    """Transform dims, the last one with ``torch.fft.<kind>``, those that are sharded later; None if all are.
 
     Also where derivatives are taken that end before the result is used.
     """

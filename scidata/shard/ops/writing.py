@@ -55,7 +55,7 @@ def write_through(
     Of ``x[[0, 5, 6]] = (a, b, c)`` with rows 0 to 3 on rank 0 and 4 to 7 on rank 1, rank 0 writes a to its row 0, and
     rank 1 b and c to its rows 1 and 2.
 
-    Collective where an index, or the values along one, are sharded.
+    Collective if an index, or the values along one, are sharded.
     """
     refuse_write_to_copy(func, target)
     spec, indices = target.spec, _indices(func, target, tensors)
@@ -119,7 +119,7 @@ def without_ones(value: T, ndim: int) -> T | Tensor:
 
 
 def overwrite(target: ShardTensor, value: Tensor) -> None:
-    """Copy values that broadcast. Collective where they are split differently."""
+    """Copy values that broadcast. Collective if they are split differently."""
     ndim = len(target.shape)
     if len(value.shape) <= ndim:
         value = beside(value, range(ndim - len(value.shape), ndim), target.spec)
@@ -162,7 +162,7 @@ def _check_dtypes(func: TorchFunction, x: Tensor, source: object) -> None:
 def index_put(
     func: TensorFunction, x: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Write values through index tensors and masks, or add them. Collective where one of these is sharded."""
+    """Write values through index tensors and masks, or add them. Collective if one of these is sharded."""
     if not is_sharded(x):
         return write_to_plain(func, (x, indices, values, accumulate), {})
     target = x if _in_place(func, x) else x.clone()

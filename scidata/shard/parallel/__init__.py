@@ -187,7 +187,7 @@ def _fsdp(
 
 
 def _joint_group(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup:
-    """Return the group of all ranks along several axes; it is made where there is none yet. Collective."""
+    """Return the group of all ranks along several axes; it is made if there is none yet. Collective."""
     long = [axis for axis in axes if axis_size(mesh, axis) > 1] or list(axes[:1])
     if len(long) == 1:
         return mesh.get_group(long[0])

@@ -35,7 +35,7 @@ class ChangingBuffers:
 
     @torch.no_grad()
     def send(self) -> None:
-        """Make them equal. Collective where any has changed: one broadcast an axis."""
+        """Make them equal. Collective if any has changed: one broadcast an axis."""
         found = self._versions()
         changed = {
             id(buffer): buffer

@@ -37,7 +37,7 @@ _unpacked: Callable[[Tensor], tuple[Tensor, Tensor | None]] = forward_ad.unpack_
 
 
 def refuse_inside(func: TorchFunction) -> None:
-    """Raise where a transform of torch's own runs: its wrapped tensors do not go through collectives."""
+    """Raise if a transform of torch's own runs: its wrapped tensors do not go through collectives."""
     if is_transforming():
         raise unsupported(
             func,
@@ -154,7 +154,7 @@ def _as_plain(function: Callable[..., _T], results: object, *args: object, **opt
 
 
 def _like(given: Tensor, x: Tensor) -> Tensor:
-    """Bring a gradient or tangent to the layout of its tensor. Collective where that differs."""
+    """Bring a gradient or tangent to the layout of its tensor. Collective if that differs."""
     if isinstance(x, ShardTensor):
         given = to_layout(as_sharded(given, x.spec), x.spec)
         return given if given.spec is x.spec else ShardTensor(given.local, x.spec, global_strides=given.global_strides)
@@ -261,7 +261,7 @@ def jvp(
     strict: bool = False,
     has_aux: bool = False,
 ) -> _Results:
-    """Do as ``torch.func.jvp``, by forward-mode derivatives of the parts. Collective where operations are."""
+    """Do as ``torch.func.jvp``, by forward-mode derivatives of the parts. Collective if operations are."""
     refuse_inside(torch.func.jvp)
     chosen = slice_argnums(primals, argnums) if argnums is not None and isinstance(primals, tuple) else primals
     flat, tree = tree_flatten(chosen)
@@ -300,7 +300,7 @@ def _fit(flat: Sequence[object], given: Sequence[object]) -> bool:
 def _by_dual_numbers(
     run: Callable[[Sequence[Tensor]], object], primals: Sequence[Tensor], tangents: Sequence[Tensor]
 ) -> tuple[object, list[Tensor | None]]:
-    """Return the nested results, and for each of them its tangent, None where there is none."""
+    """Return the nested results, and for each of them its tangent, None if there is none."""
     with forward_ad.dual_level():
         flat, tree = tree_flatten(run([_dual(x, t) for x, t in zip(primals, tangents, strict=True)]))
         pairs = [_unpacked(x) if isinstance(x, Tensor) else (x, None) for x in flat]

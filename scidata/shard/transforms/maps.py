@@ -59,7 +59,7 @@ def vmap(
     *args: object,
     **kwargs: object,
 ) -> object:
-    """Do as ``torch.vmap``. Collective where the function's operations are, and where some rank has no rows."""
+    """Do as ``torch.vmap``. Collective if the function's operations are, and where some rank has no rows."""
     refuse_inside(torch.func.vmap)
     num_rows, dims, flat, tree = mapped_inputs(in_dims, args, func)
     if randomness != "error":
@@ -127,7 +127,7 @@ class _Borders:
         return view
 
     def check(self, result: Tensor) -> None:
-        """Raise where a result depends on another leaf, whose gradient nobody would sum over the ranks."""
+        """Raise if a result depends on another leaf, whose gradient nobody would sum over the ranks."""
         seen: set[Node] = set()
         left = [result.grad_fn]
         while left:
@@ -154,7 +154,7 @@ class _Rows:
         self.some_empty = 0 in self.sizes and sum(self.sizes) > 0
 
     def check(self, given: _Call) -> None:
-        """Raise where a row needs rows of other ranks."""
+        """Raise if a row needs rows of other ranks."""
         if sees(given.func, ShardBase) or any(map(is_sharded, tree_leaves(given.kwargs))):
             self._refuse("the function holds a ShardTensor, and each row needs all of it", "use its full_tensor()")
         for x, d in zip(given.flat, given.dims, strict=True):
@@ -170,7 +170,7 @@ class _Rows:
         raise unsupported(torch.func.vmap, reason, self.spec, remedy=remedy)
 
     def inputs(self, x: object, dim: int | None, borders: _Borders) -> object:
-        """Return an argument for this rank's rows; where there are none, with the first row of all."""
+        """Return an argument for this rank's rows; if there are none, with the first row of all."""
         if not isinstance(x, Tensor):
             return x
         if isinstance(x, ShardTensor):

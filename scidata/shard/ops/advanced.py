@@ -61,7 +61,7 @@ def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor])
 
 
 def _each_of_a_dim(tensors: Mapping[int, Tensor]) -> bool:
-    """Whether several numbers of rows, of dims beside each other, name all their combinations: ``x[i[:, None], j]``."""
+    """Whether index tensors of adjacent dims form a product of their rows: ``x[i[:, None], j]``."""
     dims = sorted(tensors)
     num = len(dims)
     shapes = [(1,) * (num - tensors[d].ndim) + tuple(tensors[d].shape) for d in dims]
@@ -94,7 +94,7 @@ def whole_index(func: TorchFunction, x: ShardTensor, index: Tensor) -> Tensor:
 
 
 def flat_rows(index: Tensor, dim: int, extent: int) -> Tensor:
-    """Return an index tensor as a flat row of numbers from 0 on; raises IndexError if one is out of range."""
+    """Flatten an index tensor to non-negative numbers; raises IndexError if one is out of range."""
     rows = index.reshape(-1).to(torch.int64)
     rows = in_range(rows, -extent, extent, f"an index is out of bounds for dimension {dim} with size {extent}")
     return torch.where(rows < 0, rows + extent, rows)
@@ -177,7 +177,7 @@ def count_true(mask: ShardTensor) -> tuple[int, ...]:
 
 
 def true_parts(mask: ShardTensor) -> tuple[tuple[int, ...], ...]:
-    """Return how many are true on each rank, of each part where the mask is of edges that were joined; kept."""
+    """Return the number of true elements on each rank, by edge part if edges were joined; cached."""
     held: tuple[int, tuple[tuple[int, ...], ...]] | None = mask.__dict__.get("_true_counts")
     if held is None or held[0] != version_of(mask.local):
         ((dim, axis),) = mask.spec.sharded.items()
@@ -192,13 +192,13 @@ def true_parts(mask: ShardTensor) -> tuple[tuple[int, ...], ...]:
 
 
 def check_mask(spec: ShardSpec, dim: int, mask: Tensor) -> None:
-    """Refuse a mask whose shape is not that of the dims that it stands for."""
+    """Refuse a mask whose shape differs from the dims that it indexes."""
     if tuple(mask.shape) != spec.global_shape[dim : dim + len(mask.shape)]:
         raise IndexError(f"the mask of shape {tuple(mask.shape)} does not fit {spec.global_shape} at dim {dim}")
 
 
 def split_alike(spec: ShardSpec, dim: int, mask: ShardSpec) -> bool:
-    """Whether a mask is split as the dims that it covers, where it is split at all."""
+    """Whether a mask is unsharded, or split like the dims that it indexes."""
     places = {axis: (dim + d, mask.sizes_of(axis)) for d, axis in mask.sharded.items()}
     if places and spec.order != mask.order:
         return False
@@ -257,7 +257,9 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
 
 
 def places_of(mask: Tensor) -> tuple[Tensor, ...]:
-    """Return where a mask is true. Torch does that too; by these, a mask that is a constant can be captured."""
+    """Return the positions of a mask's true elements. Unlike torch's own indexing, this can be captured for a constant
+    mask.
+    """
     return mask.nonzero(as_tuple=True)
 
 

@@ -1,4 +1,4 @@
-"""Shared by most handlers: bring operands to one layout by the labels of their dims.
+"""Bring operands to one layout by labels of their dims; shared by most handlers.
 
 Each operand's dims carry labels, as in an einsum: dims with the same label are the same index. A mesh axis shards one
 label. An operand that is not sharded on that axis is replicated along it, so it is sliced where it has the label's
@@ -40,7 +40,7 @@ T = TypeVar("T")
 def operands_of(
     args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], tuple[list[object], dict[str, object]]]]:
-    """Return the tensors among the arguments and in lists of them, and a function that puts others in their places."""
+    """Return the tensors among the arguments and in lists of them, and a function that replaces them."""
     values = [*args, *kwargs.values()]
     operands: list[Tensor] = []
     for value in values:
@@ -75,7 +75,7 @@ def local_of(x: Tensor) -> Tensor: ...
 @overload
 def local_of(x: T) -> T: ...
 def local_of(x: object) -> object:
-    """Return the local part of a ShardTensor, anything else as it is."""
+    """Return the local part of a ShardTensor, anything else unchanged."""
     return x.local if isinstance(x, ShardTensor) else x
 
 
@@ -84,7 +84,7 @@ def plain_of(x: Tensor) -> Tensor: ...
 @overload
 def plain_of(x: T) -> T: ...
 def plain_of(x: object) -> object:
-    """Return a ShardTensor as a plain tensor on each rank, anything else as it is. Collective if it is sharded."""
+    """Return a ShardTensor as a plain tensor on each rank, anything else unchanged. Collective if it is sharded."""
     return x.full_tensor() if isinstance(x, ShardTensor) else x
 
 
@@ -94,14 +94,14 @@ def is_sharded(x: object) -> TypeGuard[ShardTensor]:
 
 
 def refuse_plain(func: TorchFunction, x: Tensor, *others: object) -> None:
-    """Raise UnsupportedShardOp where the input is not sharded, so that something else must be."""
+    """Raise UnsupportedShardOp if the input is not sharded, since another argument must be."""
     if not isinstance(x, ShardTensor) or x.spec.is_replicated:
         specs = specs_of([x, *others])
         raise unsupported(func, "a plain input meets sharded parameters", *specs, remedy="use full_tensor()")
 
 
 def refuse_without_dims(func: TorchFunction, x: Tensor, *others: object) -> None:
-    """Raise for a single number where rows are asked for: torch takes it for a row, here it has no layout."""
+    """Raise for a scalar in place of rows: torch takes it for a row, here it has no layout."""
     if not len(x.shape):
         specs = specs_of([x, *others])
         raise unsupported(func, "a tensor without dims beside sharded ones", *specs, remedy="use reshape(1)")
@@ -119,7 +119,7 @@ def dims_of(dim: int | Sequence[int] | None, spec: ShardSpec) -> tuple[int, ...]
 
 
 def layout_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]) -> Layout:
-    """Find which label each mesh axis shards; raise if two ShardTensors disagree."""
+    """Return the label that each mesh axis shards; raise if two ShardTensors disagree."""
     specs = specs_of(operands)
     layout: Layout = [None] * len(specs[0].axes)
     for x, names in zip(operands, labels, strict=True):
@@ -146,7 +146,7 @@ def layout_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[
 
 
 def spec_of_layout(layout: Layout, names: Labels, shape: Sequence[int], like: ShardSpec) -> ShardSpec:
-    """Return the spec of a result whose dims have these labels; an axis that shards none of them replicates."""
+    """Return the spec of a result with these labels; an axis that shards none of them replicates."""
     held = [entry if entry is not None and entry[0] in names else None for entry in layout]
     dims = [None if entry is None else names.index(entry[0]) for entry in held]
     return like.derive(shape, dims, [None if entry is None else entry[1] for entry in held])
@@ -233,7 +233,7 @@ def _planned(
 
 
 def _is_mixed(operands: Sequence[Tensor], labels: Sequence[Labels]) -> bool:
-    """Whether edges meet others, split alike, that are in another order."""
+    """Whether edge tensors that are split alike have different orders."""
     orders: dict[Hashable, set[Hashable]] = {}
     for x, names in zip(operands, labels, strict=True):
         if isinstance(x, ShardTensor):
@@ -243,7 +243,7 @@ def _is_mixed(operands: Sequence[Tensor], labels: Sequence[Labels]) -> bool:
 
 
 def _in_one_order(func: TorchFunction, x: T) -> T | ShardTensor:
-    """Bring edges to the order of one process. Collective if they are not in it."""
+    """Bring edges to the order of one process. Collective if they have another."""
     if not isinstance(x, ShardTensor) or x.spec.in_order:
         return x
     if func.__name__.endswith("_") and not func.__name__.endswith("__"):
@@ -252,7 +252,7 @@ def _in_one_order(func: TorchFunction, x: T) -> T | ShardTensor:
 
 
 def numbered_alike(func: TorchFunction, x: ShardTensor, dims: Collection[int]) -> ShardTensor:
-    """Bring edges to the order of one process where they are numbered along one of ``dims``. Collective then."""
+    """Bring edges to the order of one process if one of ``dims`` numbers them. Collective then."""
     return x if x.spec.sharded.keys().isdisjoint(dims) else _in_one_order(func, x)
 
 
@@ -288,13 +288,13 @@ def _brought(
 
 
 def entry_of(spec: ShardSpec, names: Labels, axis: int) -> Entry | None:
-    """Return the label and sizes that a mesh axis shards, None if it replicates."""
+    """Return the label and sizes that a mesh axis shards; None if it replicates."""
     dim = spec.dims[axis]
     return None if dim is None else (names[dim], spec.sizes_of(axis))
 
 
 def extents_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]) -> dict[Hashable, int]:
-    """Return the global extent of each label, where dims of extent 1 broadcast; raise if they do not fit."""
+    """Return the global extent of each label; dims of extent 1 broadcast; raise if extents do not fit."""
     extents: dict[Hashable, int] = {}
     for x, names in zip(operands, labels, strict=True):
         for name, extent in zip(names, x.shape, strict=True):
@@ -308,7 +308,7 @@ def extents_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence
 
 
 def _without_single(x: Tensor, names: Labels, extents: Mapping[Hashable, int]) -> ShardSpec | None:
-    """Return the layout without the axes that shard a dim of extent 1 which broadcasts, where there are any."""
+    """Return the layout without axes that shard a broadcast dim of extent 1."""
     if not isinstance(x, ShardTensor):
         return None
     spec = x.spec
@@ -364,7 +364,7 @@ def _cut_sparse(x: Tensor, dim: int, sizes: tuple[int, ...], spec: ShardSpec, ax
 
 
 def align_parameters(x: ShardTensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Say that plain parameters meet the shards of ``x`` as a whole: their gradients are summed over its axes.
+    """Let plain parameters meet the shards of ``x``: their gradients are summed over its axes.
 
     Replicated ShardTensors count as plain, sharded ones are gathered (Collective then), None stays None.
     """
@@ -373,7 +373,7 @@ def align_parameters(x: ShardTensor, weight: Tensor | None, bias: Tensor | None)
 
 
 def meet_shards(parameters: Sequence[Tensor | None], groups: Sequence[Group]) -> list[Tensor | None]:
-    """Do as :func:`align_parameters` for the shards along several groups."""
+    """Like :func:`align_parameters`, for shards along several groups."""
     result: list[Tensor | None] = []
     learned: dict[int, Tensor] = {}
     for i, given in enumerate(parameters):
@@ -417,7 +417,7 @@ def _whole(func: TorchFunction, value: object) -> object:
 def finish(
     local: Tensor, spec: ShardSpec, *, halo: Mapping[int, HaloDim] | None = None, copied: ViewState | None = None
 ) -> Tensor:
-    """Wrap a result; one that is replicated on all axes is a plain tensor."""
+    """Wrap a result; if it is replicated on all axes, return a plain tensor."""
     return local if spec.is_replicated else ShardTensor(local, spec, halo=halo, copied=copied)
 
 
@@ -429,7 +429,7 @@ def on_parts(
     out: Labels,
     extents: Mapping[Hashable, int] | None = None,
 ) -> Tensor:
-    """Apply a function to aligned parts, where each rank can compute its own part of the result by itself.
+    """Apply a function to aligned parts if each rank can compute its own part of the result alone.
 
     Ids of labels ``["row"]`` and a table of ``["id", "feature"]``, say, give a result of ``["row", "feature"]``: where
     rows are sharded, each rank looks its own ids up. No operand may be sharded along a label that is in no result.
@@ -445,7 +445,7 @@ def on_parts(
 
 
 def map_local(x: ShardTensor, function: Callable[[Tensor], Tensor]) -> ShardTensor:
-    """Apply a function that acts on each element alone, on the halo too where the tensor holds one."""
+    """Apply an elementwise function, also to the halo if the tensor holds one."""
     held = x.held_halo()
     if held is not None:
         padded = function(held)

@@ -23,7 +23,7 @@ _SPACES = (torch, Tensor)
 def handles(
     *functions: object, keeps_replicated: bool = False, any_order: bool = False, accepts_filled: bool = False
 ) -> Callable[[Run], Run]:
-    """Make the decorated function answer for torch's: its parameters are those of torch, so that Python binds them.
+    """Make the decorated function a handler: its parameters are those of torch's function, so that Python binds them.
 
     Where ``topk(func, x, k, dim=-1)`` is decorated by ``handles(torch.topk)``, ``torch.topk(t, 3, axis=0)`` becomes
     ``topk(torch.topk, t, 3, dim=0)``. A first parameter ``func`` gets the torch function that is called. Torch's
@@ -60,7 +60,7 @@ def handles(
 
 
 def composes(expressions: Mapping[object, Callable[..., object]], *, any_order: bool = False) -> None:
-    """Do as :func:`handles` for functions that are one expression of others: by name, function, or a tuple of these."""
+    """Register functions that are one expression of others: by name, function, or a tuple of these."""
     for key, run in expressions.items():
         handles(*(key if isinstance(key, tuple) else (key,)), any_order=any_order)(run)
 
@@ -68,7 +68,7 @@ def composes(expressions: Mapping[object, Callable[..., object]], *, any_order: 
 def _renamed(
     args: Sequence[object], kwargs: Mapping[str, object], unusual: Collection[str]
 ) -> tuple[Sequence[object], dict[str, object]]:
-    """Put arguments that were given by one of several names where the handler has them."""
+    """Rename arguments given by an alias to the handler's parameter names."""
     first = [kwargs[name] for name in _FIRST if name in kwargs and name in unusual]
     rest = {
         _NUMPY_NAMES.get(name, name): value

@@ -1,4 +1,4 @@
-"""Fields of a grid at points: the cells around each point are fetched from their owners, once for all fields.
+"""Grid fields at points: the cells around each point are fetched from their owners, once for all fields.
 
 Each rank interpolates at its own points. Cells are numbered rank by rank, so that those which lie elsewhere are ghosts
 of an index map (:mod:`scidata.shard.graphs.ghosts`). Nothing is sent where all ranks have their cells, in their part or
@@ -35,7 +35,7 @@ from scidata.shard.torch_internals import flatten_mesh
 
 
 class _Shares(NamedTuple):
-    """Groups of ranks: between which the field is split, which hold the same points, which have the same field."""
+    """Groups of ranks: those that split the field, those with the same points, those with the same field."""
 
     split: Group = None
     alike: Group = None
@@ -70,7 +70,7 @@ def _ranks(spec: ShardSpec) -> list[int]:
 
 
 def _group(spec: ShardSpec, axes: set[int]) -> Group:
-    """Return the ranks along some axes, in their order. Collective if it is made, of several axes."""
+    """Return the ranks along some axes, in order. Collective when a group of several axes is made."""
     long = [axis for axis in sorted(axes) if spec.axes[axis].size > 1]
     if len(long) < 2:
         return spec.group(long[0]) if long else None
@@ -107,14 +107,14 @@ def _cell_bounds(spec: ShardSpec, num_dims: int) -> npt.NDArray[np.int64]:
 
 
 class _Plan(NamedTuple):
-    """The cells under each rank's points: of each corner the place among those held, then those fetched."""
+    """Cells under each rank's points: for each corner its position among held cells, then among fetched ones."""
 
     ids: list[Tensor]
     exchange: GhostExchange | None
 
 
 def _places(x: Tensor, spec: ShardSpec | None, field: Tensor, num_dims: int) -> list[Tensor]:
-    """Return for each row of each dim of the grid where ``x``, a part of the field, holds it; -1: nowhere."""
+    """Return the position of each row of each grid dim in this rank's part of the field; -1 if absent."""
     found = []
     for dim in range(field.ndim - num_dims, field.ndim):
         place = torch.full((field.shape[dim],), -1, device=x.device)
@@ -152,7 +152,7 @@ def _plan(grid: Grid, found: Found, points: Tensor, x: Tensor, field: Tensor, sh
 
 
 def _any_missing(grid: Grid, found: Found, points: Tensor, num_missing: int, shares: _Shares) -> bool:
-    """Whether any rank lacks a cell; raise on all where one has a point outside that is an error. Collective."""
+    """Whether any rank lacks a cell; raise on all ranks if a point lies outside and that is an error. Collective."""
     fault, where, group = 0, [0.0] * len(grid.axes), shares.split
     if grid.refuses:
         group = group if group is not None or not shares.sums else shares.sums[0]
@@ -170,7 +170,7 @@ def _any_missing(grid: Grid, found: Found, points: Tensor, num_missing: int, sha
 
 
 def _kept(positions: Tensor, key: tuple[object, ...], make: Callable[[], _Plan]) -> _Plan:
-    """Return the plan that a ShardTensor of positions keeps, while it is good, else make it."""
+    """Return the plan cached with a ShardTensor of positions, or make it."""
     if not isinstance(positions, ShardTensor):
         return make()
     now = positions.version(), *key

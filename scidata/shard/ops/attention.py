@@ -56,7 +56,7 @@ def _sharded_label(x: Tensor, labels: list[Hashable], axis: int) -> Entry | None
 
 
 def _beside_query(x: Tensor, names: list[Hashable], query: Tensor, query_names: list[Hashable]) -> Tensor:
-    """Bring an operand that is split otherwise than the queries to their layout, or gather it. Collective then."""
+    """Bring an operand with another split than the queries to their layout, or gather it. Collective then."""
     if x is query or not isinstance(x, ShardTensor):
         return x
     dims, sizes = list(x.spec.dims), list(x.spec.sizes)
@@ -93,7 +93,7 @@ def attention(
 
 
 def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) -> Tensor:
-    """Bring the operands to one layout along each mesh axis, and attend by the way that is chosen.
+    """Bring the operands to one layout along each mesh axis, and run the chosen algorithm.
 
     Say 2 x 2 ranks where ``dp`` shards the batch and ``domain`` the sequence, 6 rows each. Along ``dp`` each rank has
     its own samples of all operands. Along ``domain`` it keeps its 6 queries, and gets all 12 keys and values.
@@ -152,7 +152,7 @@ def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) ->
 
 
 def _with_dropout(operands: dict[str, Tensor], how: _Options) -> Tensor:
-    """Attend with dropout: the weights that one process drops with the same seed are dropped."""
+    """Attend with the dropout mask that one process draws with the same seed."""
     query, key, value = (operands[name] for name in _NAMES[:3])
     key, value, mask = whole_along(key, -2), whole_along(value, -2), operands.get("attn_mask")
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
@@ -215,7 +215,7 @@ def _way(func: TensorFunction, operands: dict[str, Tensor], axis: int, how: _Opt
 
 
 def _longest_batch(spec: ShardSpec) -> int:
-    """Return the most samples and heads that any rank has: the same on ranks whose own parts differ."""
+    """Return the largest number of samples and heads of any rank, equal on all ranks."""
     shape = enumerate(spec.global_shape[:-2])
     return math.prod(facts_of(spec.sizes_of(spec.sharded[d])).longest if d in spec.sharded else n for d, n in shape)
 
@@ -302,7 +302,7 @@ def _align_axis(
 def _gather_rows(
     parts: dict[str, Tensor], sizes: dict[str, tuple[int, ...]], group: Group, grad: Literal["own", "sum"]
 ) -> None:
-    """Gather keys, values or both, in one round where they fit together."""
+    """Gather keys, values or both, in one message if their shapes allow it."""
     names = list(sizes)
     alike = {(x.shape[:-1], x.dtype, x.requires_grad, sizes[name]) for name in names for x in [parts[name]]}
     if len(alike) == 1:
@@ -326,7 +326,7 @@ def _causal_mask(func: TensorFunction, operands: dict[str, Tensor], parts: dict[
 
 
 def _compute(func: TensorFunction, parts: dict[str, Tensor], how: _Options) -> Tensor:
-    """Call torch's attention; where this rank has no queries, with one of zeros whose result is cut off."""
+    """Call torch's attention; a rank without queries attends with one query of zeros and drops its result."""
     query, mask = parts["query"], parts.get("attn_mask")
     empty = query.shape[-2] == 0
     if empty:

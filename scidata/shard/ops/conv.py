@@ -51,7 +51,7 @@ def conv(
     dilation: Extents = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolve; rows are exchanged where a kernel reaches over a bound and the halo that is held is too narrow."""
+    """Convolve; exchange rows if a kernel crosses a bound and the held halo is too narrow."""
     x, count, first = _spatial(func, x, weight)
     if not is_sharded(x):
         return func(x.local, weight, bias, stride, padding, dilation, groups)

@@ -1,4 +1,5 @@
-"""Results whose size values decide: which elements are not zero, which differ; an exchange says how many each rank has.
+"""Functions whose result size depends on values, such as ``nonzero`` and ``unique``: an exchange gives each rank's
+count.
 
 They come in C order of the whole, split by the rank that has them; where dim 0 is not sharded, it is for that.
 """
@@ -40,7 +41,7 @@ from scidata.shard.torch_internals import coo_to_csr
 
 
 def split_along(x: ShardTensor, dim: int) -> tuple[ShardTensor, int]:
-    """Shard one dim and no other, evenly where it was not; return the mesh axis too. Collective if that differs."""
+    """Shard only one dim, evenly if it was unsharded; return the mesh axis too. Collective if the layout changes."""
     spec = x.spec
     axis = spec.sharded.get(dim, max(spec.sharded.values(), key=lambda a: spec.axes[a].size))
     x = replicated(x, set(spec.sharded.values()) - {axis})
@@ -50,7 +51,7 @@ def split_along(x: ShardTensor, dim: int) -> tuple[ShardTensor, int]:
 
 
 def in_a_row(x: ShardTensor) -> tuple[ShardTensor, int]:
-    """Flatten in C order; the rows of dim 0 stay together where there are some for each rank. Collective."""
+    """Flatten in C order; rows of dim 0 stay together if there are some for each rank. Collective."""
     spec = x.spec
     if 0 not in spec.sharded and spec.global_shape[0] >= max(2, *(spec.axes[a].size for a in spec.sharded.values())):
         x, _ = split_along(x, 0)
@@ -62,7 +63,7 @@ def in_a_row(x: ShardTensor) -> tuple[ShardTensor, int]:
 
 
 def _rows(local: Tensor, like: ShardSpec, axis: int, counts: tuple[int, ...], dim: int = 0) -> ShardTensor:
-    """Wrap rows: ``counts`` on the ranks along one axis, the same ones on ranks along the others."""
+    """Wrap rows with these ``counts`` on the ranks along one axis, replicated along the others."""
     shape = (*local.shape[:dim], sum(counts), *local.shape[dim + 1 :])
     return ShardTensor(local, like.along(axis, dim, shape, counts))
 
@@ -101,7 +102,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 
 
 def alike(func: TorchFunction, operands: list[Tensor]) -> list[ShardTensor]:
-    """Broadcast tensors, and bring them to one layout. Collective if these differ."""
+    """Broadcast tensors, and bring them to one layout. Collective if layouts differ."""
     ndim = max(len(x.shape) for x in operands)
     labels = [range(ndim - len(x.shape), ndim) for x in operands]
     parts, layout, extents = align(func, operands, labels)
@@ -113,7 +114,7 @@ def alike(func: TorchFunction, operands: list[Tensor]) -> list[ShardTensor]:
 
 
 def _starts(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
-    """Say which rows differ from the one before, the first of all does; rows of a rank may begin with another's."""
+    """Mark rows that differ from the previous row, which may be another rank's; the first row is marked."""
     held = facts_of(sizes).held
     lasts = gather(rows[-1:], held, 0, group) if len(held) > 1 else rows[-1:]
     before = sum(held[: group_rank(group)])
@@ -123,7 +124,7 @@ def _starts(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
 
 
 def _lengths(starts: Tensor, end: int, counts: tuple[int, ...], group: Group) -> Tensor:
-    """Return how far it is from each start to the next, which may be another rank's, or to the end."""
+    """Return the distance from each start to the next one, which may be another rank's, or to the end."""
     held = facts_of(counts).held
     firsts = gather(starts[:1], held, 0, group) if len(held) > 1 else starts[:1]
     after = sum(held[: group_rank(group) + 1])
@@ -279,7 +280,7 @@ def bincount(func: TensorFunction, input: Tensor, weights: Tensor | None = None,
 
 @handles(coo_to_csr, any_order=True)
 def ends_of_numbers(input: Tensor, size: int, *, out_int32: bool = False) -> Tensor:
-    """Say where each number ends in a sorted row of them, after a 0: plain, the same on each rank. Collective."""
+    """Return a 0 and the end of each number's run in sorted numbers: plain, equal on each rank. Collective."""
     counts = torch.bincount(input, minlength=size)
     ends = torch.cat([counts.new_zeros(1), counts[:size].cumsum(0)])
     return ends.int() if out_int32 else ends
@@ -350,7 +351,7 @@ def histogramdd(
 def isin(
     func: TensorFunction, *operands: Tensor | float, assume_unique: bool = False, invert: bool = False, **named: float
 ) -> Tensor:
-    """Say which elements are among others, which are gathered where they are sharded beside sharded elements."""
+    """Test elements for membership; test elements are gathered if both are sharded."""
     first = [named.pop(name) for name in ("elements", "element") if name in named]
     given = [*first, *operands, *named.values()]
     elements, others = given[0], given[1]

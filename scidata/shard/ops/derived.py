@@ -1,4 +1,4 @@
-"""Functions that torch defines by sums, slices and products of tensors, as compositions of those.
+"""Functions that torch defines by sums, slices and products of tensors, as compositions of these.
 
 A composition sends no more between ranks than its parts do.
 """
@@ -50,7 +50,7 @@ _COPIES = "expand diagonal permute select split split_with_sizes squeeze t trans
 
 @handles(*[getattr(torch, f"{name}_copy") for name in _COPIES.split()])
 def copied(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
-    """Return a copy where the function without ``_copy`` returns a view."""
+    """Copy the view that the function without ``_copy`` returns."""
     result: Tensor | Sequence[Tensor] = getattr(Tensor, func.__name__.removesuffix("_copy"))(x, *args, **kwargs)
     return result.clone() if isinstance(result, Tensor) else tuple(each.clone() for each in result)
 
@@ -63,7 +63,7 @@ def copied(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> 
     any_order=True,
 )
 def defined(func: Callable[..., Results], *args: object, **kwargs: object) -> Results:
-    """Follow torch's own definition in Python, in the operations that it is made of."""
+    """Run torch's own Python definition."""
     return definition_of(func)(*args, **kwargs)
 
 
@@ -97,7 +97,7 @@ def _segments(func: Callable[[Tensor], Results], data: Tensor, dim: int) -> tupl
 
 
 def _at_least(x: Tensor, ndim: int) -> Tensor:
-    """Give a tensor leading dims of extent 1 where it has fewer than ``ndim``; the third comes last."""
+    """Add leading dims of extent 1 up to ``ndim`` dims; the third is added last."""
     if len(x.shape) >= ndim:
         return x
     flat = x.reshape((1,) * (min(ndim, 2) - len(x.shape)) + tuple(x.shape)) if len(x.shape) < 2 else x
@@ -106,7 +106,7 @@ def _at_least(x: Tensor, ndim: int) -> Tensor:
 
 @handles(*[f for n in (1, 2, 3) for f in (getattr(torch, f"atleast_{n}d"), of_lists(f"atleast_{n}d"))])
 def at_least(func: TensorFunction, *tensors: Tensor | Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
-    """Give tensors with fewer dims than the function's name says others of extent 1."""
+    """Add dims of extent 1 up to the number in the function's name."""
     ndim = int(func.__name__[-2])
     if len(tensors) == 1 and isinstance(tensors[0], Tensor):
         return _at_least(tensors[0], ndim)
@@ -165,7 +165,7 @@ def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype:
 
 @handles(*kernels("_safe_softmax"))
 def safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax over one dim; a row that is masked whole gives zeros."""
+    """Softmax over one dim; a fully masked row gives zeros."""
     nothing = (input == float("-inf")).all(dim, keepdim=True)
     return input.masked_fill(nothing, 0).softmax(dim, dtype=dtype).masked_fill(nothing, 0)
 
@@ -192,7 +192,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A batch norm with its statistics; none where it takes running ones."""
+    """Batch norm that also returns its statistics; empty ones if it uses running ones."""
     result = F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not training:
         return result, input.new_empty(0), input.new_empty(0)
@@ -225,7 +225,7 @@ def _statistics(x: Tensor, dims: Sequence[int], eps: float, *, keepdim: bool = F
 
 @handles(*kernels("max_pool2d_with_indices_backward"))
 def max_pool_backward(grad_output: Tensor, self: Tensor, *others: object) -> Tensor:
-    """Add up the gradients of windows at the places of their maxima, by flat numbers of the last two dims."""
+    """Add gradients of windows at the positions of their maxima, given as flat numbers in the last two dims."""
     places = others[-1]
     assert isinstance(places, Tensor)
     flat = torch.zeros_like(self, dtype=grad_output.dtype).flatten(-2)
@@ -312,7 +312,7 @@ def _row(x: Tensor, dim: int, place: int) -> Tensor:
 
 
 def _ends(x: Tensor, dim: int, first: Step, last: Step) -> tuple[Tensor, Tensor]:
-    """Return the slopes of the lines through the first two rows, and the last two, so far apart."""
+    """Return the slopes between the first two rows and between the last two."""
     return (_row(x, dim, 1) - _row(x, dim, 0)) / first, (_row(x, dim, -1) - _row(x, dim, -2)) / last
 
 

@@ -57,7 +57,7 @@ def take_rows(func: TorchFunction, x: Tensor, dim: int, index: ShardTensor) -> T
 
 
 def only_index(items: Sequence[object]) -> tuple[int, ShardTensor] | None:
-    """Return the place of the one sharded tensor in an index whose other items take their dims whole."""
+    """Return the position of the only sharded tensor in an index whose other items are full slices."""
     sharded = [(i, item) for i, item in enumerate(items) if is_sharded(item)]
     if len(sharded) != 1:
         return None
@@ -66,7 +66,7 @@ def only_index(items: Sequence[object]) -> tuple[int, ShardTensor] | None:
 
 
 def lies_beside(x: object, dim: int, mask: ShardTensor) -> bool:
-    """Whether a sharded mask is of one dim, and the rows of ``x``, where it is sharded, lie where those of it do."""
+    """Whether a sharded mask has one dim, and rows of a sharded ``x`` are split like it."""
     return mask.spec.ndim == 1 and (not is_sharded(x) or split_alike(x.spec, dim, mask.spec))
 
 
@@ -87,7 +87,7 @@ def _beside(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tupl
 
 
 def take_where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
-    """Take the rows of ``x`` where a sharded mask that lies beside them is true: each rank keeps its own."""
+    """Select rows of ``x`` by a sharded mask split like them: each rank keeps its own."""
     local, base = _beside(func, x, dim, mask)
     spec = base.with_rows(dim, count_true(mask)).with_true_parts(true_parts(mask))
     index: tuple[slice | Tensor, ...] = (*[slice(None)] * dim, *places_of(mask.local))
@@ -107,7 +107,8 @@ def gather_by_ids(func: TorchFunction, x: Tensor, dim: int, index: RoutedIndex) 
 
 
 def new_filled(x: Tensor, size: tuple[int, ...], make: TensorFunction) -> FilledTensor | None:
-    """Leave open whether a new tensor made from one of edges is plain or of nodes. None if it can only be plain.
+    """Make a constant from a tensor of edges whose layout, plain or of nodes, is decided later. None if it can only be
+    plain.
 
     ``make`` gets a size, and returns a tensor of one value.
     """
@@ -135,13 +136,13 @@ def join_edges(func: TorchFunction, tensors: Sequence[Tensor], dim: int, spec: S
 
 
 def _share_routes(tensors: Sequence[Tensor]) -> bool:
-    """Whether all are ids of the same sets of nodes; of others' the numbers alone can be joined."""
+    """Whether all index tensors refer to the same node sets; otherwise only values can be concatenated."""
     exchanges = [x.exchanges if isinstance(x, RoutedIndex) else None for x in tensors if x.numel()]
     return all(each is not None and each == exchanges[0] for each in exchanges)
 
 
 def _edge_parts(x: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
-    """Return the parts that a tensor of edges was joined of: one row for each node is a part of its own."""
+    """Return the edge parts that a tensor was joined from; one row per node is a part of its own."""
     return x.spec.edge_parts if is_sharded(x) and not x.spec.in_order else (sizes,)
 
 
@@ -188,7 +189,7 @@ def _ids_of(func: TorchFunction, x: Tensor, spec: ShardSpec, exchange: GhostExch
 
 
 def owned_everywhere(index: RoutedIndex) -> bool:
-    """Whether no rank's ids are ghosts: by contract, or found out and kept. Collective at the first use."""
+    """Whether no rank's ids are ghosts: by contract, or checked once and cached. Collective at the first use."""
     if index.all_owned:
         return True
     if "_no_ghosts" not in index.__dict__:
@@ -199,7 +200,7 @@ def owned_everywhere(index: RoutedIndex) -> bool:
 
 
 def set_where(func: TorchFunction, target: Tensor, mask: ShardTensor, value: float | Tensor) -> bool:
-    """Write where a sharded mask is true, on each rank; return whether this is a way to do it."""
+    """Write where a sharded mask is true, on each rank; return False if this is not possible."""
     if not lies_beside(target, 0, mask):
         return False
     plain = isinstance(value, Tensor) and bool(value.ndim) and not is_sharded(value)
@@ -218,14 +219,14 @@ def set_where(func: TorchFunction, target: Tensor, mask: ShardTensor, value: flo
 
 
 def _met(value: T, spec: ShardSpec) -> T | Tensor:
-    """Return this rank's part of a value to write; of a number that all ranks hold, their gradients are added up."""
+    """Return this rank's part of a value to write; gradients of a replicated number are summed."""
     if isinstance(value, Tensor) and not is_sharded(value):
         return replicate_to_shards(local_of(value), spec.shard_groups)
     return local_of(value)
 
 
 def set_rows(func: TorchFunction, target: Tensor, index: RoutedIndex, value: float | Tensor) -> None:
-    """Write to rows of nodes at ids whose owners write them."""
+    """Write rows of nodes at ids; their owners write them."""
     operands = specs_of([target, index, value])
     if index.spec.ndim != 1 or not owned_everywhere(index) or not isinstance(target, ShardTensor):
         raise unsupported(func, "it writes at ids that are not owned, or to a tensor that is not sharded", *operands)

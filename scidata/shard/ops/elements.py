@@ -1,4 +1,4 @@
-"""Gathers and scatters by index along any dim, where index and values lie beside the tensor or on every rank.
+"""Gather and scatter by index along any dim, with index and values split like the tensor or replicated.
 
 Along a sharded dim, a gather fetches the whole dim, and a scatter its whole index and values: right for any index, at
 the cost of their memory. Ids of a graph know better ways: see ``edges`` and ``scatter``.
@@ -36,7 +36,7 @@ from scidata.shard.views import refuse_write_to_copy, written
 
 
 def _labels(operands: Sequence[Tensor], dim: int) -> list[list[Hashable]]:
-    """Name dims alike where any operand is sharded, and ``dim`` of the first operand apart from the others'."""
+    """Give dims equal labels if any operand is sharded, but ``dim`` of the first operand its own."""
     shared = {d for spec in specs_of(operands) for d in spec.sharded}
     return [
         [("rows" if i else "target") if d == dim else d if d in shared else (i, d) for d in range(len(x.shape))]

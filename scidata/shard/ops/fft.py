@@ -23,7 +23,7 @@ _TWO, _MANY = ([f"{name}{kind}" for name in _ONE.split()] for kind in ("2", "n")
 
 
 def _dims(spec: ShardSpec, size: int | Sequence[int] | None, dim: Dims) -> list[int]:
-    """Return the dims that are transformed: by default the last, as many as there are sizes, or all."""
+    """Return the transformed dims: by default the last ones, as many as there are sizes, or all."""
     if dim is None:
         count = len(size) if isinstance(size, Sequence) else spec.ndim
         return list(range(spec.ndim - count, spec.ndim))
@@ -41,7 +41,7 @@ def fourier(
     n: int | None = None,
     s: Sequence[int] | None = None,
 ) -> Tensor:
-    """Transform dims. Collective if one is sharded: another is for the time being, one exchange each way."""
+    """Transform dims. Collective if one is sharded: another dim is sharded meanwhile, one exchange each way."""
     size = n if n is not None else s if s is not None else size
     if isinstance(dim, EllipsisType):
         dim = (-2, -1) if func.__name__.endswith("2") else None if func.__name__.endswith("n") else -1
@@ -61,7 +61,7 @@ def fourier(
 def _of_columns(
     func: TensorFunction, x: ShardTensor, size: int | Sequence[int] | None, dims: Sequence[int], norm: str | None
 ) -> Tensor | None:
-    """Transform several dims so that only the columns are sent that are wanted; None if that is not to be known."""
+    """Transform several dims and send only the wanted columns; None if these cannot be known."""
     kind = func.__name__.removeprefix("fft_").removesuffix("2").removesuffix("n")
     if len(dims) < 2 or len({*dims}) < len(dims) or kind not in ("fft", "rfft", "ifft", "irfft"):
         return None
@@ -89,7 +89,7 @@ def shift(func: TensorFunction, x: ShardTensor, dim: Dims = None) -> Tensor:
 
 @handles("real imag conj", *getters("real imag"))
 def parts_of_complex(func: TensorFunction, x: ShardTensor) -> Tensor:
-    """Take a part of complex numbers, or their conjugates, as views."""
+    """Return real part, imaginary part or conjugates of complex numbers as views."""
     return derived(x, func(x.local), x.spec)
 
 
@@ -109,7 +109,7 @@ def _compact(part: Tensor) -> Tensor:
 
 @handles(torch.view_as_complex)
 def view_as_complex(x: ShardTensor) -> Tensor:
-    """See pairs along the last dim as complex numbers. Collective if that dim is sharded."""
+    """View pairs along the last dim as complex numbers. Collective if that dim is sharded."""
     last = x.spec.ndim - 1
     if last not in x.spec.sharded:
         return derived(x, torch.view_as_complex(_compact(x.local)), x.spec.without([last]))

@@ -128,7 +128,7 @@ class _Call:
 
 
 def _as_gradient(gradient: Tensor | None, spec: ShardSpec | None) -> Tensor | None:
-    """Bring a gradient to the layout of the argument that it belongs to. Collective if it is moved.
+    """Bring a gradient to its argument's layout. Collective if that differs.
 
     Plain tensors have whole gradients; a plain gradient of a sharded tensor is whole too, or this rank's part, where
     the function worked on ``to_local()``.
@@ -161,7 +161,7 @@ class _OnParts(Function):
 
 @handles(Function, any_order=True)
 def apply_function(func: type[Function], *args: object, **kwargs: object) -> object:
-    """Apply a custom function to tensors, some of them sharded. Collective if its operations are."""
+    """Apply a custom autograd function to tensors, some of them sharded. Collective if its operations are."""
     if func is BackwardHookFunction:
         return _hooked([x for x in args if isinstance(x, Tensor)])
     if func is FromTorchTensor:
@@ -192,7 +192,7 @@ def apply_function(func: type[Function], *args: object, **kwargs: object) -> obj
 
 
 def _hooked(args: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Pass a module's inputs, or results, through a node whose hook gets the gradients as ShardTensors."""
+    """Pass a module's inputs or results through a node whose hook gets gradients as ShardTensors."""
     specs = [x.spec if isinstance(x, ShardTensor) else None for x in args]
     parts: tuple[Tensor, ...] = BackwardHookFunction.apply(*map(local_of, args))  # type: ignore[no-untyped-call, unused-ignore]
     node = next(part.grad_fn for part in parts if part.grad_fn is not None)

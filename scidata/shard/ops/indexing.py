@@ -75,7 +75,7 @@ class _Take(NamedTuple):
 
 
 def take_basic(x: ShardTensor, items: Sequence[Basic]) -> Tensor:
-    """Take slices, rows and new dims, one item for each dim and None. Collective if a row is of a sharded dim."""
+    """Index by slices, numbers and None, one item a dim. Collective if a number selects from a sharded dim."""
     if isinstance(x, Spectrum) and (columns := x.sliced(items)) is not None:
         return columns
     plan = _planned(x.spec, items)
@@ -177,7 +177,7 @@ def _items_of(index: object) -> tuple[object, ...]:
 
 
 def _as_tensor(item: object, device: torch.device) -> Tensor | None:
-    """Return an index tensor or a mask, None if the item is something simpler."""
+    """Return an index tensor or a mask; None for simpler items."""
     if isinstance(item, Sequence | np.ndarray):  # numbers of any kind are rows there
         made = torch.as_tensor(item, device=device)
         item = made if made.dtype in _MASKS else made.to(torch.int64)
@@ -270,7 +270,7 @@ def _as_view(spec: ShardSpec, items: Sequence[Basic], value: T) -> tuple[list[Ba
 
 @handles(Tensor.__setitem__, any_order=True, accepts_filled=True)
 def setitem(func: Callable[..., None], x: Tensor, index: object, value: float | Tensor) -> None:
-    """Write to slices and rows of any dims, where a mask is true, through index tensors or ids that have routes."""
+    """Write to slices and rows of any dims, where a mask is true, or through index tensors or routed ids."""
     if not isinstance(x, ShardTensor):
         write_to_plain(func, (x, index, value), {})
         return
@@ -290,7 +290,7 @@ def setitem(func: Callable[..., None], x: Tensor, index: object, value: float | 
 
 
 def _target(x: ShardTensor, items: Sequence[Basic]) -> ShardTensor:
-    """Return the view that is written to, wrapped even where it is replicated."""
+    """Return the view that is written to, wrapped even if it is replicated."""
     if isinstance(x, Later):
         x.settle()
     return as_sharded(take_basic(x, items), x.spec)
@@ -321,7 +321,7 @@ def select(x: ShardTensor, dim: int, index: int) -> Tensor:
 
 @handles("unbind", any_order=True)
 def unbind(x: ShardTensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """Take all rows of a dim one by one. Collective if it is sharded: each rank gets all rows."""
+    """Split a dim into its rows. Collective if it is sharded: each rank gets all rows."""
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     axis = spec.axis_of_dim(dim)
     new = spec.without([dim])

@@ -62,7 +62,7 @@ def _taps(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the rows that each output row is made of, ``(num_out, taps)`` int64, and their weights; None is one.
+    """Return the input rows of each output row, ``(num_out, taps)`` int64, and their weights; None for weight one.
 
     Linear, from 2 rows to 4: outputs lie at -0.25, 0.25, 0.75 and 1.25 between rows 0 and 1. So their rows are (0, 1),
     their weights (1, 0), (0.75, 0.25), (0.25, 0.75); the last is row 1 alone.
@@ -150,7 +150,7 @@ def upsample_antialiased(func: TensorFunction, x: ShardTensor, *args: object, **
 
 
 def _antialiased(x: ShardTensor, resample: Callable[[Tensor], Tensor]) -> Tensor:
-    """Resample by filters that are as wide as the factor. Collective if the spatial dims are sharded."""
+    """Resample by filters as wide as the factor. Collective if the spatial dims are sharded."""
     dims = range(2, x.spec.ndim)
     if any(d in x.spec.sharded for d in dims):
         return there_and_back(x, dims, lambda moved: _antialiased(as_sharded(moved, x.spec), resample))

@@ -34,7 +34,7 @@ def _rows(
     args: tuple[object, ...],
     sizes: Callable[[], tuple[int, ...]] | None = None,
 ) -> ShardTensor:
-    """Take the rows ``build(extent, *args)`` of a dim; a sharded one is split into ``sizes()``, or as it was."""
+    """Take the rows ``build(extent, *args)`` of a dim; a sharded one is split into ``sizes()``, or as before."""
     spec = x.spec
     axis = spec.axis_of_dim(dim)
     if axis is None:
@@ -75,7 +75,7 @@ def cat(func: TensorFunction, tensors: Sequence[Tensor], dim: int = 0) -> Tensor
 
 
 def _cat_rows(func: TorchFunction, tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """Join along a sharded dim: on each rank first, then in one exchange to the order of the whole.
+    """Concatenate along a sharded dim: on each rank first, then one exchange restores the global order.
 
     Parts (a0 | a1) and (b0 | b1) are joined to (a0 b0 | a1 b1). The whole is a0 a1 b0 b1, so a1 and b0 change places.
     """

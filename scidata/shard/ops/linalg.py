@@ -1,4 +1,4 @@
-"""Products: each dim of each operand has a label, and a sharded label that is summed over is summed over ranks too.
+"""Products: each dim has a label, and a sharded contracted label is summed over ranks, too.
 
 Operands that are split differently are redistributed first.
 """
@@ -147,7 +147,7 @@ def einsum(func: TensorFunction, given: str, *args: Tensor | Sequence[Tensor]) -
 
 
 def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
-    """Give the dims that an ellipsis stands for letters of their own."""
+    """Replace an ellipsis by letters for its dims."""
     text = equation.replace(" ", "")
     if "..." not in text:
         return text
@@ -252,7 +252,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
 
 @handles("renorm")
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Scale the slices along a dim whose norm is larger than ``maxnorm`` to that."""
+    """Scale slices along a dim whose norm exceeds ``maxnorm`` down to it."""
     rest = [d for d in range(len(input.shape)) if d != normal_dim(dim, len(input.shape))]
     if not rest:
         raise RuntimeError("renorm: it takes a tensor of two dims at least")

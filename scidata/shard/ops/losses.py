@@ -27,7 +27,7 @@ from scidata.shard.torch_internals import definition_of
 
 
 def loss(*functions: object, any_order: bool = False, reduces: bool = False) -> Callable[[Run], Run]:
-    """Do as :func:`handles` for losses; ``size_average`` and ``reduce``, long deprecated, are refused.
+    """Register a loss; ``size_average`` and ``reduce``, long deprecated, are refused.
 
     The decorated function returns the loss of each element, unless it ``reduces`` by itself.
     """
@@ -164,7 +164,7 @@ def _class_loss(func: TensorFunction, scores: Tensor, target: Tensor, smoothing:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Take 16-bit scores in float32 where autocast does."""
+    """Convert 16-bit scores to float32 if autocast does."""
     return widened(x) if torch.is_autocast_enabled(x.device.type) else x
 
 
@@ -254,7 +254,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 def cosine_embedding_loss(
     func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0
 ) -> Tensor:
-    """Vectors that should point the same way where the target is 1, and apart where it is -1."""
+    """Cosine embedding loss: vectors should align where the target is 1, and differ where it is -1."""
     dims = len(input1.shape), len(input2.shape), len(target.shape)
     if dims not in ((2, 2, 1), (1, 1, 0)):
         raise RuntimeError(f"cosine_embedding_loss: tensors of {dims} dims, not of 2, 2 and 1 or 1, 1 and 0")
@@ -273,7 +273,7 @@ def cosine_embedding_loss(
     reduces=True,
 )
 def defined_loss(func: TensorFunction, *operands: Tensor, **options: object) -> Tensor:
-    """Follow torch's own definition in Python, in the operations that it is made of."""
+    """Run torch's own Python definition of a loss."""
     return definition_of(func)(*operands, **options)
 
 

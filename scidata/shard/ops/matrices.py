@@ -169,7 +169,7 @@ _CORE: dict[str, tuple[int, ...]] = {
 
 @handles(*find(name for name in _CORE if not name.startswith("linalg_")))
 def of_matrices(func: Callable[..., Results], *args: object, **kwargs: object) -> Results:
-    """Act on each matrix of a batch by itself. Collective if rows or columns are sharded."""
+    """Apply a function to each matrix of a batch. Collective if rows or columns are sharded."""
     operands, rebuild = operands_of(args, kwargs)
     name = func.__name__
     own = _CORE.get(name) or _CORE[name.removeprefix("linalg_")]

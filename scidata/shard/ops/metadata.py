@@ -73,7 +73,7 @@ def of_the_memory(func: TorchFunction, x: ShardTensor, *args: object, **kwargs: 
 
 @handles(Tensor.data.__set__, keeps_replicated=True, any_order=True)  # type: ignore[attr-defined]
 def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
-    """Put other values in the place of a tensor's own, of the same layout; its gradient and graph stay.
+    """Replace a tensor's values by others of the same layout; gradient and graph stay.
 
     They may have another dtype or device: so ``module.double()`` keeps parameters that are tied, or an optimiser's.
     """
@@ -95,7 +95,7 @@ def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
 
 @handles("_has_compatible_shallow_copy_type", keeps_replicated=True, any_order=True)
 def takes_data_of(x: Tensor, other: Tensor) -> bool:
-    """Whether ``x.data = other`` is possible: ``module.double()`` makes new parameters where it is not."""
+    """Whether ``x.data = other`` is possible: otherwise ``module.double()`` makes new parameters."""
     specs = specs_of([x, other])
     alike = (x.dtype, x.device) == (other.dtype, other.device)
     return len(specs) == 2 and specs[0] == specs[1] and (alike or (type(x) is ShardTensor and not getweakrefs(x)))
@@ -138,7 +138,7 @@ def convert(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) ->
 
 @handles(Tensor.type, keeps_replicated=True, any_order=True)
 def type_of(func: Callable[..., str], x: ShardTensor, *args: object, **kwargs: object) -> str | Tensor:
-    """Say the type of the parts, or convert to another."""
+    """Return the type of the parts, or convert to another."""
     return convert(Tensor.type, x, *args, **kwargs) if args or kwargs else func(x.facts())
 
 
@@ -162,7 +162,7 @@ def detach(x: ShardTensor) -> Tensor:
 def contiguous(
     func: TensorFunction, x: ShardTensor, memory_format: torch.memory_format = torch.contiguous_format
 ) -> Tensor:
-    """Return the tensor itself where one process would; else a copy. The part may lie in memory otherwise."""
+    """Return the tensor itself if one process would; else a copy. The part's own memory layout may differ."""
     strides = strides_of(x)
     if strides is UNKNOWN:  # it may be the tensor itself in one process
 
@@ -215,7 +215,7 @@ new = handles(Tensor.new_empty, Tensor.new_tensor, keeps_replicated=True, any_or
 def new_full(
     func: TensorFunction, x: Tensor, size: Sequence[int], fill_value: float | Tensor, **kwargs: object
 ) -> Tensor:
-    """Make a plain tensor of one value, the same on each rank; from edges, a constant for now."""
+    """Make a plain constant, equal on each rank; from edges, a constant whose layout is decided later."""
     known = not isinstance(fill_value, Tensor)
     make = partial(func, _sample(x), fill_value=fill_value, **kwargs)
     filled = new_filled(x, integers(size), make) if known else None
@@ -226,14 +226,14 @@ def new_full(
 def new_constant(
     func: TensorFunction, x: Tensor, *shape: int | Sequence[int], size: Sequence[int] = (), **kwargs: object
 ) -> Tensor:
-    """Do the same with zeros or ones."""
+    """Like :func:`new_full` with zeros or ones."""
     filled = new_filled(x, integers(*shape, *size), partial(func, _sample(x), **kwargs))
     return _new(func, x, *(shape or (size,)), **kwargs) if filled is None else filled
 
 
 @handles(Tensor.item, "__bool__ __float__ __int__ __index__ __complex__", keeps_replicated=True, any_order=True)
 def to_number(func: TorchFunction, x: ShardTensor) -> object:
-    """Turn one element into a Python number. Collective if it is sharded."""
+    """Convert one element to a Python number. Collective if it is sharded."""
     if x.spec.global_shape.count(1) != x.spec.ndim:
         raise unsupported(
             func, "a sharded tensor of many elements is no single number", x.spec, remedy="reduce it first"
@@ -243,7 +243,7 @@ def to_number(func: TorchFunction, x: ShardTensor) -> object:
 
 @handles(Tensor.tolist, Tensor.numpy, Tensor.__array__, keeps_replicated=True, any_order=True)
 def to_numpy(func: TorchFunction, x: ShardTensor, *args: object, **kwargs: object) -> object:
-    """Hand the values to Python only where this rank holds all of them."""
+    """Return the values as NumPy's if this rank holds all of them."""
     if not x.spec.is_replicated:
         remedy = "use to_local() for this rank's part, full_tensor() for all"
         raise unsupported(func, "this rank holds a part of the values", x.spec, remedy=remedy)

@@ -24,7 +24,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 def _projected(operands: Triple, weights: Sequence[Given] | None, packed: Given, bias: Given) -> Sequence[Tensor]:
-    """Return query, key and value after their projections, by three weights or one that has all."""
+    """Project query, key and value, by three weights or one joint weight."""
     if weights is None:
         assert packed is not None
         if operands[0] is operands[1] is operands[2]:
@@ -35,7 +35,7 @@ def _projected(operands: Triple, weights: Sequence[Given] | None, packed: Given,
 
 
 def _merged(mask: Given, padding: Given, shape: tuple[int, int, int], dtype: torch.dtype) -> Given:
-    """Merge attention and padding masks to one that is added to scores ``(batch, heads, L, S)``."""
+    """Merge attention and padding masks to one additive mask for scores ``(batch, heads, L, S)``."""
     batch, rows, columns = shape
     if mask is not None:
         if mask.ndim not in (2, 3) or tuple(mask.shape[-2:]) != (rows, columns):
@@ -59,7 +59,7 @@ def _with_keys(key: Tensor, value: Tensor, mask: Given, more: tuple[Tensor, Tens
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bool mask is true where nothing attends."""
+    """Convert a bool mask, true where attention is forbidden, to an additive one."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))

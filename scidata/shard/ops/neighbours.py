@@ -85,7 +85,7 @@ def nearest(func: TensorFunction, x: Tensor, y: Tensor, ptr_x: Starts = None, pt
 
 @handles("pyg.fps", keeps_replicated=True)  # ranks draw otherwise where it is replicated, too
 def fps(func: TensorFunction, src: Tensor, ptr: Starts, ratio: float = 0.5, random_start: bool = True) -> Tensor:
-    """Pick rows of each cloud, the farthest from those before it next: ``(num_picked,)`` ids, sharded evenly.
+    """Sample each cloud by farthest points: ``(num_picked,)`` ids, sharded evenly.
 
     Each pick depends on all before it: coordinates are gathered, and each rank picks as one process would. pyg-lib
     draws where to start from the C library's random numbers, which no seed of torch sets and which differ between
@@ -129,7 +129,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _own_part(ptr: Starts, spec: ShardSpec) -> Starts:
-    """Return where each cloud begins among this rank's rows; some clouds may have none there."""
+    """Return the begin of each cloud in this rank's rows; some clouds may have none there."""
     if ptr is None:
         return None
     start = spec.offsets[0]

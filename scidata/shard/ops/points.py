@@ -20,7 +20,7 @@ from scidata.shard.tensor import ShardTensor
 
 @handles(F.grid_sample)
 def grid_sample(func: TensorFunction, x: Tensor, grid: Tensor, *how: object, **named: object) -> Tensor:
-    """Sample an image at places that may lie anywhere in it: it is gathered, the places stay or become sharded."""
+    """Sample an image at arbitrary positions: the image is gathered, positions stay or become sharded."""
     shapes, ndim = [tuple(x.shape), tuple(grid.shape)], len(x.shape)
     if ndim not in (4, 5) or len(grid.shape) != ndim or shapes[0][0] != shapes[1][0] or shapes[1][-1] != ndim - 2:
         raise RuntimeError(f"grid_sample: an image {shapes[0]} and a grid {shapes[1]} do not fit")
@@ -39,7 +39,7 @@ def grid_sample(func: TensorFunction, x: Tensor, grid: Tensor, *how: object, **n
 
 
 def _split_as_image(x: Tensor, grid: Tensor) -> Tensor:
-    """Split a grid's places along the mesh axes that shard the image's pixels, where nothing else splits it."""
+    """Split a grid of positions along the mesh axes that shard the image's pixels, unless it is split already."""
     if not isinstance(x, ShardTensor):
         return grid
     spec = x.spec
@@ -77,7 +77,7 @@ _MODES = ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist", "dono
 
 @handles(torch.cdist)
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> Tensor:
-    """Distances between rows: sharded by the first's rows, or by the second's where only those are."""
+    """Distances between rows: sharded by the first operand's rows, or by the second's if only these are sharded."""
     operands = [whole_along(x1, -1), whole_along(x2, -1)]
     if compute_mode is None or compute_mode == _MODES[0]:  # the parts must not decide that by themselves
         compute_mode = _MODES[1] if max(x.shape[-2] for x in operands) > _MANY else _MODES[2]

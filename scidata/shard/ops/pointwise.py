@@ -122,7 +122,7 @@ def _lies_inside(shape: Sequence[int], spec: ShardSpec) -> bool:
 def where(
     func: TensorFunction, types: object, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]
 ) -> Tensor | tuple[Tensor, ...]:
-    """``where`` with three arguments; with one it lists where something is."""
+    """``where`` with three arguments; with one, ``nonzero`` as a tuple."""
     if len(args) + len(kwargs) < 2:
         return torch.nonzero(*args, *kwargs.values(), as_tuple=True)
     return elementwise(func, (), tuple(args), dict(kwargs))
@@ -137,7 +137,7 @@ def where(
 def elementwise_in_place(
     func: TensorFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Tensor:
-    """Write to the first argument's part, and to its halo where all others have one."""
+    """Write to the first argument's part, and to its halo if all others have one."""
     operands, rebuild = operands_of(args, kwargs)
     target = args[0]
     if not isinstance(target, ShardTensor):
@@ -164,7 +164,7 @@ def elementwise_in_place(
 
 
 def _apart(part: Tensor, target: Tensor) -> Tensor:
-    """Copy an operand that overlaps with the target: torch refuses these, but only on ranks whose rows show it.
+    """Copy an operand that overlaps with the target: torch refuses it, but only on ranks whose rows overlap.
 
     A graph writes to nothing: what is captured has copies where they are needed.
     """
@@ -192,13 +192,13 @@ def _result_spec(specs: Sequence[ShardSpec], layout: Layout, shape: tuple[int, .
 
 
 def _common_halo(operands: Sequence[Tensor], spec: ShardSpec) -> Mapping[int, HaloDim]:
-    """Return the halo that all operands of the result's layout ask for; none where they contradict."""
+    """Return the halo that all operands of the result's layout ask for; none if they contradict."""
     halos = [x.halo for x in operands if isinstance(x, ShardTensor) and x.halo and x.spec == spec]
     return halos[0] if halos and all(halo == halos[0] for halo in halos) else {}
 
 
 def _held(operands: Sequence[Tensor]) -> list[Tensor] | None:
-    """Return the operands with their halos, or None if the function cannot act on the halo too."""
+    """Return the operands with their halos; None if the function cannot act on the halo."""
     if not any(isinstance(x, ShardTensor) and x.padded is not None for x in operands):
         return None
     plain = [x.local if isinstance(x, ShardTensor) and x.spec.is_replicated else x for x in operands]
@@ -281,7 +281,7 @@ _OF_ONE = {
     any_order=True,
 )
 def of_each(func: TensorFunction, tensors: Sequence[Tensor], *args: object, **kwargs: object) -> tuple[Tensor, ...]:
-    """Do to each tensor of a list what the function of one does, with what stands beside it in other lists."""
+    """Apply a function to each tensor of a list, with the matching items of other lists."""
     if not isinstance(tensors, list | tuple):
         raise unsupported(func, "its first argument is no list", *specs_of(args), remedy="call it for each tensor")
     name = func.__name__.removeprefix("_foreach_")

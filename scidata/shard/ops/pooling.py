@@ -1,4 +1,4 @@
-"""Pooling over windows, of fixed and of adaptive size, on any layout."""
+"""Pooling over windows of fixed and adaptive size, on any layout."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ _ADAPTIVE_WITH_INDICES.append(torch.adaptive_max_pool1d)  # always returns both
 def adaptive_max_pool(
     func: TorchFunction, x: ShardTensor, output_size: int | Sequence[int | None] | None, return_indices: bool = False
 ) -> Tensor | tuple[Tensor, Tensor | None]:
-    """Maximum of windows that divide each dim into so many; of equal ones the first counts, of NaN the last."""
+    """Maximum of windows that divide each dim evenly; the first of equal elements counts, the last NaN."""
     refuse_plain(func, x)
     spec, count = x.spec, spatial(func)
     extents, first = out_extents(x, output_size, count), spec.ndim - count
@@ -294,7 +294,9 @@ def _maximum(x: Tensor, places: Tensor | None, dim: int, num_out: int) -> tuple[
 
 
 def _last_missing(x: Tensor, dim: int, keepdim: bool, extra: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Take the largest of a dim, kept, of equal ones the first, but of NaN the last, as pooling does: not ``extra``."""
+    """Take the maximum along a dim, kept: the first of equal elements, but the last NaN, as pooling does: not
+    ``extra``.
+    """
     value, index = x.max(dim, keepdim=keepdim)
     missing = value.isnan()
     if missing.any():
@@ -312,7 +314,7 @@ def max_unpool(
     func: TorchFunction, x: ShardTensor, indices: Tensor, kernel_size: Extents, stride: Extents | None = None,
     padding: Extents = 0, output_size: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Put values where their indices say, zeros elsewhere. Collective: values travel along the sharded spatial dims.
+    """Put values at their indices, zeros elsewhere. Collective: values travel along the sharded spatial dims.
 
     With 2 x 4 outputs of which rank 0 has columns 0 and 1, value 5 with index 6 belongs to row 1 and column 2: rank 1
     puts it at its own place (1, 0), rank 0 into a slot that is cut off.

@@ -1,4 +1,4 @@
-"""Random numbers: each rank keeps its part of those that one process draws for the whole tensor.
+"""Random numbers: each rank keeps its part of the numbers that one process draws for the whole tensor.
 
 So results do not depend on how many ranks share a tensor, and on the CPU they equal those of plain torch. Ranks have to
 be in step, as with one seed on all ranks of a domain. The price: each rank draws for the whole tensor, for dropout one
@@ -27,7 +27,7 @@ _ALPHA = 1.7580993408473766  # of SELU: where dropped elements go in alpha dropo
 
 
 def _own_part(func: TorchFunction, full: Tensor, spec: ShardSpec) -> Tensor:
-    """Cut out this rank's part; a dim of extent 1 stays as it is."""
+    """Cut out this rank's part; a dim of extent 1 is kept."""
     part = full
     for dim, axis in spec.sharded.items():
         if full.shape[dim] != spec.global_shape[dim]:
@@ -42,7 +42,7 @@ def _own_part(func: TorchFunction, full: Tensor, spec: ShardSpec) -> Tensor:
 
 
 def _whole(func: TorchFunction, x: ShardTensor, dtype: Dtype = None) -> Tensor:
-    """Return an uninitialised tensor of the whole shape that lies in memory as the tensor would in one process.
+    """Return an uninitialised tensor of the whole shape with the memory layout of one process.
 
     That is the order in which torch draws.
     """
@@ -64,7 +64,7 @@ def dropout(
     func: TensorFunction, x: ShardTensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
     train: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Drop elements, or whole channels: the mask is that of one process with the same seed.
+    """Drop elements or whole channels by the mask that one process draws with the same seed.
 
     Alpha dropout keeps mean and variance of the results of SELU.
     """
@@ -133,7 +133,7 @@ def bernoulli(
 def drawn(
     func: TensorFunction, *args: Tensor | float, generator: torch.Generator | None = None, **named: Tensor | float
 ) -> Tensor:
-    """Draw each element by parameters of its own, which are gathered. Collective. Gradients are torch's own."""
+    """Draw each element by its own parameters, which are gathered. Collective. Gradients are torch's own."""
     operands, rebuild = operands_of(args, named)
     whole = [_whole(func, x).copy_(x.full_tensor()) if isinstance(x, ShardTensor) else x for x in operands]
     given, options = rebuild(whole)
@@ -157,7 +157,7 @@ def rrelu(
 
 @handles("multinomial")
 def multinomial(func: TensorFunction, x: ShardTensor, *args: int, **kwargs: object) -> Tensor:
-    """Draw numbers of columns by their weights, which are gathered; each rank keeps its rows. Collective."""
+    """Draw column numbers by weights, which are gathered; each rank keeps its rows. Collective."""
     drawn: Tensor = func(_whole(func, x).copy_(x.full_tensor().detach()), *args, **kwargs)
     rows = x.spec.sharded.get(0) if drawn.ndim > 1 else None
     spec = x.spec.derive(drawn.shape, [0 if a == rows else None for a in range(len(x.spec.axes))], x.spec.sizes)

@@ -104,7 +104,7 @@ class Grid:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """Say all of it, briefly, and alike on all ranks."""
+        """Return a short text of the grid, equal on all ranks."""
         return self.method, *[(a.values.tobytes(), a.num_rows, a.descends, a.period, a.outside) for a in self.axes]
 
     @property
@@ -141,7 +141,7 @@ def grid_of(
     *,
     has_nan: bool,
 ) -> Grid:
-    """Check what the user says of the grid; integers have no NaN for points outside."""
+    """Check the user's description of the grid; integers have no NaN for points outside."""
     check_choice("method", method, _METHODS)
     num = len(extents)
     coords, period = [None] * num if coords is None else coords, [0.0] * num if period is None else period

@@ -1,4 +1,4 @@
-"""Recurrent layers and their cells: rows of a batch are independent, time is not, features are mixed.
+"""Recurrent layers and cells: rows of a batch are independent, time is sequential, features are mixed.
 
 A layer whose time is sharded is brought to the batch, where that is free, and its output back to the time.
 """
@@ -53,7 +53,7 @@ def cell(
     func: Callable[..., Results], x: Tensor, hx: States, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Results:  # fmt: skip
-    """Do one step, row by row; features are gathered where they are sharded."""
+    """Compute one step row by row; sharded features are gathered."""
     states = [hx] if isinstance(hx, Tensor) else hx
     operands = [whole_along(each, -1) for each in (x, *states)]
     if any(len(each.shape) != 2 for each in operands) or len({each.shape[0] for each in operands}) > 1:
@@ -132,7 +132,7 @@ def _together(
 
 
 def _by_batch(x: Tensor) -> Tensor:
-    """Bring the mesh axis that shards time to the batch, or gather it where another axis shards that."""
+    """Move the mesh axis that shards time to the batch, or gather time if another axis shards the batch."""
     if not is_sharded(x) or 0 not in x.spec.sharded:
         return x
     spec, axis = x.spec, x.spec.sharded[0]

@@ -1,4 +1,4 @@
-"""Reductions: a local part, then one number per rank, then the same over ranks.
+"""Reductions: over the local part, then over the ranks' results.
 
 Sums are reduced. Of few ranks, everything else gathers one row from each that owns anything; of many, it is reduced,
 and ranks without rows give its neutral element. Gradients are those of the value. A result that is replicated on all
@@ -40,7 +40,7 @@ Extreme = Callable[..., tuple[Tensor, Tensor]]  # torch.max or torch.min along a
 
 
 class _Reduction(NamedTuple):
-    """A reduction along a dim, of the values of many ranks, and the value of a rank that has no rows."""
+    """A reduction along a dim, its counterpart over ranks, and its value for a rank without rows."""
 
     along: TensorFunction
     ranks: Callable[[Tensor, Group], Tensor]
@@ -220,7 +220,7 @@ def var(
 
 
 def _root(variance: Tensor) -> Tensor:
-    """Take the square root, whose gradient at 0 is infinite: torch's std has a gradient of 0 there."""
+    """Square root; torch's std has a gradient of 0 at 0, where it would be infinite."""
     zero = variance == 0
     return variance.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
 
@@ -228,7 +228,7 @@ def _root(variance: Tensor) -> Tensor:
 def _complex_variance(
     name: str, x: Tensor, dims: Sequence[int], correction: float, keepdim: bool
 ) -> Tensor | tuple[Tensor, ...]:
-    """Add up those of real and imaginary part."""
+    """Add the variances of real and imaginary part."""
     (real, mean), (imag, other) = (
         torch.var_mean(part, tuple(dims), correction=correction, keepdim=keepdim) for part in (x.real, x.imag)
     )
@@ -266,7 +266,7 @@ def amax(func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool =
 
 
 def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme, *, last_missing: bool = False) -> tuple[Tensor, Tensor]:
-    """Extreme values along one dim and their global index, of equal ones the first; the dim is kept.
+    """Extreme values along one dim and their global index, the first of equal ones; the dim is kept.
 
     ``reduce`` does so on one rank; ``last_missing`` where it takes the last NaN.
     """
@@ -290,7 +290,7 @@ def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme, *, last_missing: boo
 def extreme_along(
     x: ShardTensor, dim: int, reduce: Extreme, keepdim: bool, *, last_missing: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Extreme values along one dim, to whose elements alone the gradient goes, and their global index. Collective."""
+    """Extreme values along one dim and their global index; the gradient goes to these elements only. Collective."""
     value, index = _arg_extreme(x, dim, reduce, last_missing=last_missing)
     if x.local.requires_grad and torch.is_grad_enabled():
         value = known(x.local, value, partial(_to_row, x.spec, dim), index)

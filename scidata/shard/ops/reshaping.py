@@ -1,4 +1,4 @@
-"""Reshapes: the sharded dims of groups of dims that hold the same elements, before and after.
+"""Reshape: match groups of dims with the same elements before and after, and their sharded dims.
 
 Where a part is not a run of rows of the new dim, elements change ranks, in one exchange.
 """
@@ -27,7 +27,7 @@ from scidata.shard.views import Copy, written
 
 
 class Group(NamedTuple):
-    """Dims of the old shape and dims of the new one that hold the same elements."""
+    """Dims of the old shape and dims of the new shape that hold the same elements."""
 
     old: range
     new: range
@@ -70,7 +70,7 @@ def _full_shape(old: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Move(NamedTuple):
-    """Dims of the old shape whose elements change ranks: one of them is sharded, and not by runs of new rows."""
+    """Old dims whose elements change ranks: one of them is sharded, and not into runs of new rows."""
 
     group: Group
     dim: int
@@ -102,7 +102,7 @@ def _goes_to(group: Group, shape: Sequence[int]) -> int | None:
 
 
 def _balanced(group: Group, shape: Sequence[int], num_ranks: int) -> int:
-    """Return the dim to shard where elements move anyway: the slowest with a row for each rank, or the longest."""
+    """Return the dim to shard if elements move anyway: the slowest one with a row for each rank, or the longest."""
     return next((d for d in group.new if shape[d] >= num_ranks), max(group.new, key=lambda d: shape[d]))
 
 
@@ -117,7 +117,7 @@ def _without_merged(spec: ShardSpec, groups: Sequence[Group], shape: Sequence[in
 
 
 def _find_reshaped(spec: ShardSpec, shape: Sequence[int]) -> _Plan:
-    """Plan a reshape: of each group of dims, where its sharded dim goes.
+    """Plan a reshape: the new place of each group's sharded dim.
 
     (8, 3) with dim 0 split 6 and 2 becomes (4, 6) without communication, split 3 and 1: each rank's rows are whole new
     rows. Split 5 and 3 they are not, as 5 rows are two and a half new ones: elements move, to two new rows each.
@@ -155,7 +155,7 @@ def _find_reshaped(spec: ShardSpec, shape: Sequence[int]) -> _Plan:
 
 
 def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
-    """Bring elements to the ranks that own them after the reshape, their dims merged. Collective."""
+    """Move elements to their owners after the reshape, with dims merged. Collective."""
     spec, local = x.spec, x.local
     for group, dim, axis, new, sizes in reversed(moves):
         first, last = group.old.start, group.old.stop
@@ -170,7 +170,8 @@ def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
 
 
 def _reshape(func: TorchFunction, x: ShardTensor, shape: Sequence[int]) -> Tensor:
-    """Reshape; where elements change ranks, or a part inside its halo is not contiguous, torch's view is a copy.
+    """Reshape; the result copies what torch views if elements change ranks, or a part inside its halo is not
+    contiguous.
 
     Of several sharded dims that become one, the slowest stays sharded: the mesh axes of the others replicate, by a
     gather. An axis whose dim, of extent 1, vanishes replicates too.
@@ -209,7 +210,7 @@ def _reshape(func: TorchFunction, x: ShardTensor, shape: Sequence[int]) -> Tenso
 
 
 def _is_view(func: TorchFunction, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
-    """Whether the result of a reshape shares memory with the tensor in one process; None if that is not known."""
+    """Whether the result of a reshape is a view in one process; None if unknown."""
     must = func is Tensor.view or func is Tensor.view_as
     if x.global_strides is None:
         return True
@@ -234,7 +235,7 @@ def reshape(
     size: Sequence[int] = (),
     dtype: Dtype = None,
 ) -> Tensor:
-    """Reshape to a global shape; a copy where the part is not contiguous. Collective if elements change ranks.
+    """Reshape to a global shape; copy if the part is not contiguous. Collective if elements change ranks.
 
     Or view as a dtype of the same width, or of another where the last dim is not split.
     """

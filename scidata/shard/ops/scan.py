@@ -1,4 +1,4 @@
-"""Along one dim, each element from the others of its row: softmax and cumulative sums, on any dim.
+"""Softmax and cumulative functions along any dim.
 
 On a sharded dim each rank does its part; one number for each row and rank goes around.
 """
@@ -48,7 +48,7 @@ def softmax(
 
 
 def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
-    """Return the largest value of each row, and the sum of ``exp(x - largest)``, in one tensor. Collective.
+    """Return each row's maximum and its sum of ``exp(x - maximum)``, in one tensor. Collective.
 
     Their sum would have lost the second beside a large first. A row masked whole, or with inf, comes to NaN, as in
     torch.
@@ -83,7 +83,8 @@ def _from_totals(x: Tensor, totals: Tensor, dim: int, log: bool, group: Group) -
 
 @handles("cumsum cumprod logcumsumexp")
 def scan(func: TensorFunction, x: ShardTensor, dim: int, *, dtype: Dtype = None, out: Tensor | None = None) -> Tensor:
-    """Accumulate along one dim. Sums along a sharded one start from those of the ranks before, else rows are moved.
+    """Accumulate along one dim. Sums along a sharded dim start from the previous ranks' sums; other functions move
+    rows.
 
     A rank with rows (1, 2, 3) sums them to (1, 3, 6); after a rank whose rows sum to 10 it adds 10 to each.
     """

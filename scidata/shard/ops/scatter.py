@@ -45,7 +45,7 @@ Compute = Callable[[Tensor, Tensor, Tensor], Tensor]  # (target rows, to be writ
 def _to_nodes(
     func: TorchFunction, target: Tensor, dim: int, index: RoutedIndex, src: Tensor, compute: Compute, adds: bool
 ) -> tuple[Tensor, ShardSpec]:
-    """Scatter to nodes: where they are owned, at once; sums for ghosts are sent to their owners.
+    """Scatter to nodes: directly where they are owned; sums for ghosts are sent to their owners.
 
     A rank that owns nodes 0 to 4 and has two ghosts adds up seven rows. It sends the last two to their owners, and adds
     the rows that others send for its own nodes.
@@ -66,7 +66,9 @@ def _to_nodes(
 
 
 def _fault_of(ids: Tensor, num_rows: int, group: dist.ProcessGroup) -> str | None:
-    """Describe the fault of a rank's ids, which may be right on the others. On a GPU, finding out would stop it."""
+    """Describe the fault of a rank's ids, which may be valid on others. Skipped on a GPU, which would have to
+    synchronise.
+    """
     if ids.device.type != "cpu" or ids.numel() == 0 or group_size(group) == 1:
         return None
     once = ids[tuple(slice(1) if step == 0 else slice(None) for step in ids.stride())]  # each of an expanded index
@@ -101,7 +103,7 @@ def _extreme_over_ranks(
     fault: str | None,
     group: dist.ProcessGroup,
 ) -> Tensor:
-    """Largest or smallest value for each row; rows that no rank has a value for keep theirs. Collective.
+    """Maximum or minimum over ranks for each row; rows without values keep theirs. Collective.
 
     ``rows`` is replicated and must not require grad; ``ids`` and ``values`` have one shape.
     """
@@ -254,7 +256,7 @@ def scatter(
 
 
 def _lies_along(dim: int, index: Tensor, values: Tensor) -> bool:
-    """Whether an index is sharded along the dim that it numbers, and its values as it is, or not at all."""
+    """Whether an index is sharded along the dim that it numbers, with its values split alike or not at all."""
     if not is_sharded(index) or list(index.spec.sharded) != [dim % len(values.shape) if index.spec.ndim > 1 else 0]:
         return False
     (axis,) = index.spec.sharded.values()
@@ -265,7 +267,7 @@ def _lies_along(dim: int, index: Tensor, values: Tensor) -> bool:
 
 
 def _fits(shape: Sequence[int], dim: int, index: Sequence[int], values: Tensor) -> bool:
-    """Whether values have the extents of their target along all sharded dims but ``dim``, and those of their index."""
+    """Whether values have the extents of their target along sharded dims except ``dim``, and of their index."""
     if len(values.shape) != len(shape) or (len(index) > 1 and tuple(index) != tuple(values.shape)):
         return False
     return all(values.shape[d] == n or d == dim % len(shape) for d, n in enumerate(shape))
@@ -275,7 +277,7 @@ def _fits(shape: Sequence[int], dim: int, index: Sequence[int], values: Tensor) 
 def extreme(
     func: TensorFunction, src: Tensor, index: Tensor, dim: int, out: object = None, num: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Take the greatest (least) number of each id, and which row it is: the first. Collective."""
+    """Take the maximum or minimum of each id, and the first row that has it. Collective."""
     if out is not None:
         raise unsupported(func, "it writes to a tensor that is given", *specs_of([src, index]))
     dim, is_max = normal_dim(dim, src.ndim), func.__name__ == "scatter_max"

@@ -1,4 +1,4 @@
-"""Values by their place in sorted order: medians, quantiles, the k-th value; and the most frequent one.
+"""Values by sorted position (median, quantile, k-th value), and the most frequent value.
 
 Of all elements, or of a line that is split, the value is found by counting, on any layout, and no element moves; but
 where equal elements decide which of them is taken, torch's own kernel does that on the whole (see ``sorting``). Of a
@@ -129,7 +129,7 @@ def _are_equal(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> bool:
 
 
 def _by_torch(line: ShardTensor, choose: Callable[[Tensor], Tensor | Pair]) -> Pair:
-    """Take the element whose place torch's own function finds on the whole line. Collective."""
+    """Take the element at the position that torch's own function finds on the gathered line. Collective."""
     place = choose(line.full_tensor().detach())[1].reshape(1)
     return plain_of(line[place]), place
 
@@ -167,7 +167,7 @@ def _reduced(
 
 
 def _finish_as(x: Tensor, like: ShardSpec, spec: ShardSpec) -> Tensor:
-    """Bring a result to its layout; return a plain tensor where no axis shards. Collective if that differs."""
+    """Bring a result to its layout; return a plain tensor if no axis shards. Collective if the layout changes."""
     return finish(to_layout(as_sharded(x, like), spec).local, spec)
 
 

@@ -181,7 +181,7 @@ def expand_as(func: TensorFunction, x: Tensor, other: Tensor) -> Tensor:
     any_order=True,
 )
 def change_shape(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:
-    """Turn the tensor into its own view; refused for copies of it from before, where it is written to later."""
+    """Turn the tensor into its own view; earlier copies of it are refused if they are written to later."""
     if type(x) is not ShardTensor or x.spec.exchange is not None:
         raise unsupported(func, "ids of a graph keep their shape", x.spec, remedy="assign the result")
     if x.local.is_leaf and x.local.requires_grad and torch.is_grad_enabled():
@@ -201,7 +201,7 @@ def change_shape(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: 
 
 @register_op(*find("as_strided_ resize_ resize_as_", namespaces=(Tensor,)), keeps_replicated=True, any_order=True)
 def change_size(func: TorchFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> NoReturn:
-    """Raise: the size of a layout is its own from the start, also where it is replicated."""
+    """Raise: a layout's size is fixed, also if it is replicated."""
     remedy = "make a new tensor"
     raise unsupported(func, "the size of a ShardTensor does not change in place", *specs_of(args), remedy=remedy)
 

@@ -83,7 +83,7 @@ def output_sizes(spec: ShardSpec, dim: int, num_out: int, middle: Middle) -> tup
 
 
 def _inside(available: tuple[Runs, ...], wanted: tuple[Runs, ...]) -> tuple[Runs, ...] | None:
-    """Return where each rank finds the rows it wants among those it has; None if any rank lacks one."""
+    """Return where each rank finds the wanted rows among its own; None if any rank lacks one."""
     result = []
     for has, wants in zip(available, wanted, strict=True):
         place = {}
@@ -116,7 +116,7 @@ class _Asked(NamedTuple):
 
 
 def _from_halo(x: ShardTensor, asked: Mapping[int, _Asked], fill: float) -> Tensor | None:
-    """Take the rows from the halo that the tensor holds, where it is wide enough on every rank."""
+    """Take the rows from the held halo, if it is wide enough on every rank."""
     padded = x.held_halo()
     if padded is None:
         return None
@@ -129,7 +129,7 @@ def _from_halo(x: ShardTensor, asked: Mapping[int, _Asked], fill: float) -> Tens
 
 
 def _plan_in_halo(spec: ShardSpec, dim: int, halo: HaloDim | None, asked: _Asked | None) -> tuple[RunsPlan, ...]:
-    """Plan to take rows from a part with its halo; nothing if the halo is too narrow on some rank."""
+    """Plan to take rows from a part with its halo; None if the halo is too narrow on some rank."""
 
     def make() -> tuple[RunsPlan, ...]:
         sizes, rank, _ = spec.parts(dim)
@@ -164,7 +164,7 @@ class Windows:
         return any(each.slide.plan.fills for each in self.asked.values())
 
     def keep(self, dims: Sequence[int]) -> None:
-        """Leave dims as they are; where one has empty parts, those ranks compute on a filled row."""
+        """Keep dims unchanged; ranks with empty parts compute on a filled row."""
         for dim in self.spec.emptied:
             if dim in dims:
                 self.slide(dim, self.spec.global_shape[dim], Middle(), lambda start, stop: ((start, stop - start),), 1)
@@ -204,7 +204,9 @@ class Windows:
         return slide.first, slide.length
 
     def resize(self, func: TorchFunction, dim: int, num_out: int) -> bool:
-        """Give a dim ``num_out`` rows, at least one; return whether it is sharded, or else left to torch's function."""
+        """Give a dim ``num_out`` rows, at least one; return whether it is sharded, otherwise torch's function resizes
+        it.
+        """
         if num_out < 1:
             spec, name = self.spec, getattr(func, "__name__", func)
             raise RuntimeError(f"{name}: a dim of {spec.global_shape[dim]} rows gives {num_out} output rows ({spec})")

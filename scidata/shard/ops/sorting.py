@@ -37,14 +37,14 @@ def is_whole(spec: ShardSpec, dim: int) -> bool:
 
 
 def by_lines(spec: ShardSpec, dim: int) -> bool:
-    """Whether lines along a sharded dim stay where they are: no other dim has rows for each rank, or is sharded."""
+    """Whether lines along a sharded dim stay in place: no other dim has rows for each rank, or is sharded."""
     free = [n for d, n in enumerate(spec.global_shape) if d not in spec.sharded]
     few = max(free, default=1) < spec.axes[spec.sharded[dim]].size
     return len(spec.sharded) == 1 and few and 0 not in free  # where there is no line, there is nothing to stack
 
 
 def is_short(x: ShardTensor) -> bool:
-    """Whether it is gathered for torch's own choice among equal elements."""
+    """Whether a line is gathered, for torch's own choice among equal elements."""
     return x.spec.global_size.numel() <= GATHERED
 
 
@@ -58,7 +58,7 @@ def on_lines(x: ShardTensor, dim: int, function: Callable[[ShardTensor], tuple[T
 
 
 def sort_line(line: ShardTensor, *, descending: bool = False) -> tuple[ShardTensor, ShardTensor]:
-    """Sort a tensor of one dim, stably; return values and where they were. Collective."""
+    """Sort a 1-D tensor stably; return values and former positions. Collective."""
     spec = line.spec
     sizes, _, group = spec.parts(0)
     keys = order_keys(line.local)
@@ -72,7 +72,9 @@ def _along(
     func: Callable[..., tuple[Tensor, Tensor]], x: ShardTensor, dim: int, options: Mapping[str, int],
     of_line: Callable[[ShardTensor], tuple[Tensor, ...]],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return values and places along a dim: by torch's function where it is whole, line by line, or moved off it."""
+    """Return values and positions along a dim: by torch's function if the dim is whole, by lines, or after moving the
+    split.
+    """
     values: Tensor
     places: Tensor
     if is_whole(x.spec, dim):
@@ -116,7 +118,7 @@ def topk(
 
 
 def _top_of_line(line: ShardTensor, k: int, largest: bool, is_sorted: bool) -> tuple[Tensor, ...]:
-    """Take the first k of the line; where they are few and differ, each rank's k alone are gathered.
+    """Take the first k of the line; if k is small and values differ, only each rank's k are gathered.
 
     Of (9, 2, 5 | 7, 1, 8) on two ranks and k = 2, the ranks' first three, (9, 5, 2) and (8, 7, 1), are gathered. The
     first two of all are 9 and 8; the third, 7, shows that no equal element was left out.
@@ -137,7 +139,7 @@ def _top_of_line(line: ShardTensor, k: int, largest: bool, is_sorted: bool) -> t
 
 
 def _first_of_line(line: ShardTensor, k: int, largest: bool) -> Tensor | None:
-    """Return where the first k of the sorted line are; None if equal ones of a short line decide that."""
+    """Return the positions of the first k of the sorted line; None if equal elements of a short line decide."""
     sizes, _, group = line.spec.parts(0)
     keys = order_keys(line.local)
     keys = ~keys if largest else keys
@@ -152,7 +154,7 @@ def _first_of_line(line: ShardTensor, k: int, largest: bool) -> Tensor | None:
 
 @handles("cummax cummin")
 def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Tensor, ...]:
-    """Find the extreme of all so far; on a sharded dim each rank goes on from the extremes of the ranks before it."""
+    """Find the running extreme; on a sharded dim each rank continues from the ranks before it."""
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     largest = "cummax" in func.__name__
     found, kind = (torch.cummax if largest else torch.cummin)(x.local, dim), getattr(torch.return_types, func.__name__)
@@ -198,7 +200,7 @@ def searchsorted(
     func: TensorFunction, sorted_sequence: Tensor, input: Tensor | float | None = None, *, self: float | None = None,
     sorter: Tensor | None = None, **options: bool | str,
 ) -> Tensor:  # fmt: skip
-    """Say before which element of a sorted row each value belongs. Collective if rows are cut: they are gathered."""
+    """Return the insertion point of each value in a sorted row. Collective if rows are cut: they are gathered."""
     rows, values = whole_along(sorted_sequence.detach(), -1), self if input is None else input
     if not isinstance(values, Tensor):  # one number, in a sequence of one dim
         return func(local_of(rows), values, sorter=plain_of(sorter), **options)

@@ -1,4 +1,4 @@
-"""Spectra of which few columns are wanted: the other ranks' rows are asked for once it is known which.
+"""Spectra of which few columns are used: other ranks' rows are fetched once the columns are known.
 
 A Fourier layer transforms a field, keeps a few modes, and puts what it makes of them among zeros. Of a field that is
 cut along its rows, each rank transforms its own rows along the other dims at once. The columns that are then taken go
@@ -33,7 +33,7 @@ _MOST = 4  # times a mean part of the spectrum, what each rank holds of its colu
 
 
 class Later(ShardTensor):
-    """A tensor whose part is computed when it is first asked for: Collective then."""
+    """A tensor whose part is computed at its first use, collectively."""
 
     sample: Tensor  # a tensor of the same dtype and device, which requires grad where this does
     computed: Tensor | None  # this rank's part, None until then
@@ -44,12 +44,12 @@ class Later(ShardTensor):
 
     @staticmethod
     def __new__(cls, spec: ShardSpec, sample: Tensor, *others: object) -> Later:
-        """Wrap a part that is one element for now."""
+        """Wrap a one-element stand-in for the part."""
         return ShardTensor.__new__(cls, _outline(spec, sample), spec)
 
     @property
     def local(self) -> Tensor:
-        """This rank's part. Collective when it is first asked for."""
+        """This rank's part. Collective at the first use."""
         self.settle()
         assert self.computed is not None
         return self.computed
@@ -67,11 +67,11 @@ class Later(ShardTensor):
         return _outline(self.spec, self.sample) if self.computed is None else self.computed
 
     def facts(self) -> Tensor:
-        """Return the sample; in place of a part that is not there yet."""
+        """Return the sample in place of a missing part."""
         return self.sample
 
     def version(self) -> int:
-        """Return a number that differs after each write; computing it is none."""
+        """Return a number that changes with each write; computing the part is no write."""
         if self.sample.is_inference():  # without versions
             return -1
         return 0 if self.computed is None else version_of(self.computed) - self.seen
@@ -96,7 +96,7 @@ class Later(ShardTensor):
         self.requires_grad_(value)
 
     def settle(self) -> None:
-        """Compute the part, before it is written to. Collective if it is not there."""
+        """Compute the part before it is written to. Collective if it is missing."""
         if self.computed is None:
             with self._as_made():
                 self.computed = self.sample = self.compute()
@@ -104,7 +104,7 @@ class Later(ShardTensor):
 
     @contextmanager
     def _as_made(self) -> Iterator[None]:
-        """Compute with a graph where there was to be one when this was made, not where it is first asked for."""
+        """Compute in the grad mode of creation, not of the first use."""
         with torch.inference_mode(self.sample.is_inference()), torch.set_grad_enabled(self.with_graph):
             yield
 
@@ -113,7 +113,7 @@ class Later(ShardTensor):
         self.is_passed |= torch.is_grad_enabled() and self.requires_grad
 
     def refuse_passed(self, func: TorchFunction) -> None:
-        """Raise if the gradient, which is asked for now, may not be all there."""
+        """Raise if the requested gradient may be incomplete."""
         if self.is_passed:
             reason = "it was used before all of it was computed, so that its gradient is not known"
             raise unsupported(func, reason, self.spec, remedy="clone() it before it is used")
@@ -139,7 +139,7 @@ def _outline(spec: ShardSpec, sample: Tensor) -> Tensor:
 
 
 class Spectrum(Later):
-    """A field that was transformed along dims that are not sharded, and is to be along others.
+    """A field transformed along its unsharded dims, to be transformed along the others later.
 
     - ``source``: the field, transformed along all dims but these.
     - ``dims``: of the transform that is left.
@@ -165,7 +165,7 @@ class Spectrum(Later):
         return self.source.local
 
     def sliced(self, items: Sequence[object]) -> ShardTensor | None:
-        """Return slices, for which no other columns are sent; None if all are wanted. Collective."""
+        """Return slices, sending only their columns; None if all columns are wanted. Collective."""
         slices = tuple(item for item in items if isinstance(item, slice))
         if self.computed is not None or not len(slices) == len(items) == self.ndim:
             return None
@@ -193,7 +193,7 @@ class Spectrum(Later):
         return ShardTensor(part.local, part.spec, copied=Copy(self, part.local, take, put))
 
     def shifted(self, shift: TensorFunction, dims: Sequence[int]) -> Spectrum:
-        """Return the same after ``fftshift`` or ``ifftshift`` along some dims."""
+        """Return the spectrum after ``fftshift`` or ``ifftshift`` along some dims."""
         self.passed()
         now, later = [d for d in dims if d not in self.dims], [d for d in dims if d in self.dims]
         source = shift(self.source, now) if now else self.source
@@ -204,7 +204,7 @@ class Spectrum(Later):
 
 
 class Blank(Later):
-    """Zeros in the layout of a spectrum, and what is written to slices of them."""
+    """Zeros in the layout of a spectrum, and the values written to slices of them."""
 
     def __init__(self, spec: ShardSpec, sample: Tensor) -> None:
         super().__init__(spec, sample)
@@ -222,11 +222,11 @@ class Blank(Later):
         return as_sharded(whole, self.spec).local
 
     def facts(self) -> Tensor:
-        """Return what was written that has a graph, or the sample."""
+        """Return a written value that has a graph, or the sample."""
         return next((value for _, value in self.written if value.requires_grad), self.sample)
 
     def write(self, items: Sequence[object], value: object) -> bool:
-        """Note what is written to slices; return whether that is so."""
+        """Note values written to slices; return whether that is possible."""
         slices = tuple(item for item in items if isinstance(item, slice))
         if self.computed is not None or self.shifts or not isinstance(value, Tensor):
             return False
@@ -239,7 +239,7 @@ class Blank(Later):
         return True
 
     def shifted(self, shift: TensorFunction, dims: Sequence[int]) -> Blank:
-        """Return the same after ``fftshift`` or ``ifftshift`` along some dims."""
+        """Return the blank after ``fftshift`` or ``ifftshift`` along some dims."""
         self.passed()
         new = Blank(self.spec, self.sample)
         new.written, new.shifts = [*self.written], [*self.shifts, (shift, tuple(dims))]
@@ -279,7 +279,7 @@ class Blank(Later):
 
 
 def _whole(value: Tensor, spec: ShardSpec) -> Tensor:
-    """Return a value as each rank has it whole, to use it for its own rows. Collective if it is sharded."""
+    """Return a value whole on each rank, for use with its own rows. Collective if it is sharded."""
     own = as_sharded(value, spec)
     local = own.local
     for axis, dim in enumerate(own.spec.dims):
@@ -292,7 +292,7 @@ def _whole(value: Tensor, spec: ShardSpec) -> Tensor:
 
 
 def resized(spec: ShardSpec, extents: Mapping[int, int]) -> ShardSpec:
-    """Give dims new extents; those that are sharded are cut evenly where these are other ones."""
+    """Give dims new extents; sharded dims with a new extent are cut evenly."""
     for d, n in extents.items():
         if n != spec.global_shape[d]:
             axis = spec.sharded.get(d)
@@ -301,7 +301,7 @@ def resized(spec: ShardSpec, extents: Mapping[int, int]) -> ShardSpec:
 
 
 def spectrum(x: ShardTensor, kind: str, sizes: Mapping[int, int | None], norm: str | None) -> Spectrum | None:
-    """Transform dims, the last one with ``torch.fft.<kind>``, those that are sharded later; None if all are.
+    """Transform dims, the last one with ``torch.fft.<kind>``, sharded ones later; None if all are sharded.
 
     Also where derivatives are taken that end before the result is used.
     """

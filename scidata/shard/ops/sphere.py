@@ -27,7 +27,7 @@ _CONTRACTION = "_disco_s2_contraction_optimized"
 def _of_rows(
     spec: ShardSpec, dim: int, starts: Tensor, kernels: Tensor, rows: Tensor, neighbours: Tensor, weights: Tensor
 ) -> list[Tensor]:
-    """Cut lists of neighbours to those of this rank's rows."""
+    """Cut lists of neighbours to this rank's rows."""
     first, count = spec.offsets[dim], spec.local_shape[dim]
     if count == spec.global_shape[dim]:
         return [starts, kernels, rows, neighbours, weights]
@@ -38,7 +38,7 @@ def _of_rows(
 
 
 def _layout(spec: ShardSpec, places: Mapping[int, int], shape: Sequence[int]) -> ShardSpec:
-    """Return the layout of a result: a dim that stays or goes to a place is split as it was, evenly on another grid."""
+    """Return a result's layout: a dim that stays or moves keeps its split; on another grid it is cut evenly."""
     dims = [None if d is None else places.get(d, d) for d in spec.dims]
     sizes = [
         own

@@ -45,7 +45,7 @@ def embedding(
 
 
 def _in_sharded_rows(ids: Tensor, table: ShardTensor, axis: int, padding: int | None) -> Tensor:
-    """Look ids up in a table whose rows are sharded: their owners are asked, or all ranks answer.
+    """Look ids up in a table with sharded rows: ask their owners, or let all ranks answer.
 
     With rows 0 to 4 on rank 0 and 5 to 9 on rank 1, and ids (1, 7) on both: rank 0 finds row 1 and a spare one of
     zeros, rank 1 the spare one and row 7; their sum is both rows.

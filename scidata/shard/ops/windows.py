@@ -30,7 +30,7 @@ composes(
 
 @handles(Tensor.unfold)
 def unfold(func: TensorFunction, x: ShardTensor, dimension: int, size: int, step: int) -> Tensor:
-    """Lay the windows of a dim along a new last dim; rows are exchanged where a window reaches over a bound."""
+    """Lay the windows of a dim along a new last dim; exchange rows if a window crosses a bound."""
     spec, dim, size, step = x.spec, normal_dim(dimension, x.spec.ndim), int(size), int(step)
     extent = spec.global_shape[dim]
     if not 0 <= size <= extent or step <= 0:
@@ -58,7 +58,7 @@ def as_strided(
     func: TorchFunction, input: ShardTensor, size: Sequence[int], stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Take elements by their places in a row-major tensor; a copy that cannot be written to. Collective."""
+    """Take elements by position in a row-major tensor; a copy that cannot be written to. Collective."""
     places = torch.zeros((), dtype=torch.int64)
     for count, step in zip(size, stride, strict=True):
         places = places[..., None] + torch.arange(count) * step
@@ -77,7 +77,7 @@ def as_strided(
 
 
 def _apart(x: Tensor) -> Tensor:
-    """Return a tensor just made as one of its own, without the link to the tensor that it was reshaped from."""
+    """Detach a new tensor from the tensor that it was reshaped from."""
     return finish(x.local, x.spec) if isinstance(x, ShardTensor) else x
 
 
@@ -120,7 +120,7 @@ def from_columns(
     func: TensorFunction, given: Tensor, output_size: Extents, kernel_size: Extents, dilation: Extents = 1,
     padding: Extents = 0, stride: Extents = 1,
 ) -> Tensor:  # fmt: skip
-    """Add columns up where their blocks lie: each rank its own pixels, from the blocks that reach them."""
+    """Add columns at their blocks' positions: each rank computes its own pixels, from the blocks that reach them."""
     x, extents, kernel = _batched(func, given, 3), per_dim(output_size, 2), per_dim(kernel_size, 2)
     dilation, left, stride = per_dim(dilation, 2), list(per_dim(padding, 2)), per_dim(stride, 2)
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def fill_where(func: TorchFunction, target: ShardTensor, tensors: Mapping[int, Tensor], value: float | Tensor) -> bool:
-    """Write one value where a mask is true; return whether the index asks for that."""
+    """Write one value where a mask is true; return False for other kinds of index."""
     (dim, mask), *rest = tensors.items()
     if rest or mask.dtype != torch.bool or (isinstance(value, Tensor) and value.ndim):
         return False
@@ -162,7 +162,7 @@ def _check_dtypes(func: TorchFunction, x: Tensor, source: object) -> None:
 def index_put(
     func: TensorFunction, x: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Write values through index tensors and masks, or add them. Collective if one of these is sharded."""
+    """Write or add values through index tensors and masks. Collective if one of these is sharded."""
     if not is_sharded(x):
         return write_to_plain(func, (x, indices, values, accumulate), {})
     target = x if _in_place(func, x) else x.clone()
@@ -178,7 +178,7 @@ def index_put(
 
 @handles("put", Tensor.put_)
 def put(func: TensorFunction, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """Write values to elements by their number in C order, or add them. Collective."""
+    """Write or add values at element numbers in C order. Collective."""
     if not is_sharded(x):
         return write_to_plain(func, (x, index, source, accumulate), {})
     in_place = _in_place(func, x)
@@ -194,7 +194,7 @@ def put(func: TensorFunction, x: Tensor, index: Tensor, source: Tensor, accumula
 
 @handles(torch.masked_scatter, Tensor.masked_scatter, Tensor.masked_scatter_)
 def masked_scatter(func: TensorFunction, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Write one value after the other where a mask is true, in C order. Collective."""
+    """Write values in order where a mask is true, in C order. Collective."""
     if not is_sharded(x) and (func.__name__.endswith("_") or not is_sharded(mask)):
         return write_to_plain(func, (x, mask, source), {})
     in_place = func.__name__.endswith("_") and _in_place(func, x)

@@ -59,7 +59,7 @@ def _with_keys(key: Tensor, value: Tensor, mask: Given, more: tuple[Tensor, Tens
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a bool mask, true where attention is forbidden, to an additive one."""
+    """Convert a bool mask, true where attention is forbidden, to an additive one; return other masks unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))

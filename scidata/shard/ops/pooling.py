@@ -294,9 +294,7 @@ def _maximum(x: Tensor, places: Tensor | None, dim: int, num_out: int) -> tuple[
 
 
 def _last_missing(x: Tensor, dim: int, keepdim: bool, extra: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Take the maximum along a dim, kept: the first of equal elements, but the last NaN, as pooling does: not
-    ``extra``.
-    """
+    """Return the maximum along a dim and its index: the first of equal ones, but the last NaN outside ``extra``."""
     value, index = x.max(dim, keepdim=keepdim)
     missing = value.isnan()
     if missing.any():

@@ -77,7 +77,7 @@ def as_strided(
 
 
 def _apart(x: Tensor) -> Tensor:
-    """Detach a new tensor from the tensor that it was reshaped from."""
+    """Rewrap a new tensor, so that it is no view or copy of the tensor that it was reshaped from."""
     return finish(x.local, x.spec) if isinstance(x, ShardTensor) else x
 
 

@@ -170,7 +170,11 @@ _MERGING: dict[str, Callable[[Any], Any]] = {
     "unflatten": lambda x: [torch.unflatten(x.repeat(1, 2, 1), 1, (2, 7)), x.repeat(2, 2, 1).reshape(28, 7, 7)],
     "roll_flat": lambda x: x.roll(3),
     "indices": lambda x: [x[INDEX, INDEX], x[INDEX, :, INDEX], x[:, INDEX[:4].view(2, 2)], x[INDEX[:, None], INDEX]],
-    "mask": lambda x: [x[MASK], x[x.detach() > 0], x[:, MASK[0]], x[:, ROWS], x[ROWS], x[ROWS, :, ROWS]],
+    "mask": lambda x: [
+        *[x[mask] for mask in (MASK, x.detach() > 0, MASK.byte(), (x.detach() > 0).byte())],
+        *[x[:, rows] for rows in (MASK[0], ROWS, (x.detach() > 0)[0, 0].byte())],
+        *[x[ROWS], x[ROWS, :, ROWS]],
+    ],
 }
 
 
@@ -200,7 +204,7 @@ _WRITES: dict[str, Callable[[Any], Any]] = {
     "row_of_row": written(lambda y: [y[3].__setitem__(1, 2.0), y[2][1].mul_(3), y[:, 1, 2].add_(1)]),
     "row_select": written(lambda y: y.select(1, 3).unsqueeze(0).sub_(y[:, 3].exp())),
     "put_mask": setting(MASK, lambda y: torch.arange(int(MASK.sum()), dtype=torch.float64)),
-    "put_masked": setting(MASK, lambda y: y[MASK] * 2),
+    "put_masked": setting(MASK.byte(), lambda y: y[MASK] * 2),
     "put_mask_rows": setting((slice(None), ROWS), lambda y: y[:, :4] * 3),
     "put_plain": setting(ROWS, PLAIN[:4]),
     "put_behind": setting((slice(None), MASK[0]), PLAIN.flatten()[: int(MASK[0].sum())]),

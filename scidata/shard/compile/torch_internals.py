@@ -127,7 +127,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Replace masks with known values in an index by the positions of their true elements."""
         found: list[Tensor | None] = []
         for x in index:
-            if x is None or x.dtype != torch.bool or not has_values(x):
+            if x is None or x.dtype not in (torch.bool, torch.uint8) or not has_values(x):
                 found.append(x)
                 continue
             with unseen():

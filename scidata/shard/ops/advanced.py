@@ -41,7 +41,7 @@ def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor])
             return _look_up(func, local_of(x), found)
         plain: Tensor = local_of(x)
         return plain[tuple(found.get(d, slice(None)) for d in range(plain.ndim))]
-    masks = {d: t for d, t in found.items() if t.dtype in (torch.bool, torch.uint8)}
+    masks = {d: t for d, t in found.items() if t.dtype == torch.bool}
     if masks and len(found) == 1:
         ((dim, mask),) = masks.items()
         return _take_mask(func, x, dim, mask)
@@ -191,6 +191,11 @@ def true_parts(mask: ShardTensor) -> tuple[tuple[int, ...], ...]:
     return held[1]
 
 
+def as_mask(index: Tensor) -> Tensor:
+    """Return a mask of bools in place of one of 8-bit integers, as torch reads these."""
+    return index.ne(0) if index.dtype == torch.uint8 and index.ndim else index
+
+
 def check_mask(spec: ShardSpec, dim: int, mask: Tensor) -> None:
     """Refuse a mask whose shape differs from the dims that it indexes."""
     if tuple(mask.shape) != spec.global_shape[dim : dim + len(mask.shape)]:
@@ -213,8 +218,6 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
     A mask over dims 0 and 1, split along 1, is brought to dim 0: in C order the elements of a rank then come together.
     """
     spec, covered = x.spec, range(dim, dim + len(mask.shape))
-    if mask.dtype != torch.bool:
-        raise unsupported(func, "a mask of uint8", *specs_of([x, mask]), remedy="use a bool mask")
     check_mask(spec, dim, mask)
     theirs = {axis: dim + d for d, axis in mask.spec.sharded.items()} if isinstance(mask, ShardTensor) else {}
     axes = {axis for d, axis in spec.sharded.items() if d in covered} | set(theirs)

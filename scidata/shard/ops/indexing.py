@@ -18,7 +18,7 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.rooted import from_owner
 from scidata.shard.graphs.routed import RoutedIndex
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.advanced import take_advanced
+from scidata.shard.ops.advanced import as_mask, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, plain_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
@@ -185,7 +185,7 @@ def _as_tensor(item: object, device: torch.device) -> Tensor | None:
         return None
     if item.dtype not in _INDEX_DTYPES:
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
-    return item
+    return as_mask(item)
 
 
 def _parsed(func: TorchFunction, x: ShardTensor, items: tuple[object, ...]) -> _Index:
@@ -233,7 +233,7 @@ def getitem(func: TensorFunction, x: Tensor, index: object) -> Tensor:
             return take_basic(x, plain + [_WHOLE] * left)
     found = only_index(items)
     if found is not None:
-        dim, rows = found
+        dim, rows = found[0], as_mask(found[1])
         if rows.dtype != torch.bool:
             return take_rows(func, x, dim, rows)
         if lies_beside(x, dim, rows):
@@ -383,6 +383,8 @@ def index_select(func: TensorFunction, x: Tensor, dim: int, index: Tensor) -> Te
     """Take the rows of a dim that an index names."""
     if not len(x.shape):  # torch takes a single number for a row; the function that PyG puts in its place does not
         return local_of(x).index_select(dim, plain_of(index))
+    if index.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"index_select: the index must be of int32 or int64, not {index.dtype}")
     if is_sharded(index):
         return take_rows(func, x, dim, index)
     return take_advanced(func, x, {normal_dim(dim, len(x.shape)): index.reshape(-1)})

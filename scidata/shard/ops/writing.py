@@ -17,7 +17,7 @@ from torch import Tensor
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.advanced import check_mask, count_true, flat_rows, split_alike, whole_index
+from scidata.shard.ops.advanced import as_mask, check_mask, count_true, flat_rows, split_alike, whole_index
 from scidata.shard.ops.align import align, finish, is_sharded, local_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.counting import alike, in_a_row
@@ -101,8 +101,6 @@ def _indices(func: TorchFunction, target: ShardTensor, tensors: Mapping[int, Ten
     result: dict[int, Tensor] = {}
     for dim, given in tensors.items():
         index = whole_index(func, target, given)
-        if index.dtype == torch.uint8:
-            raise unsupported(func, "a mask of uint8", *specs_of([target]), remedy="use a bool mask")
         if index.dtype == torch.bool:
             check_mask(target.spec, dim, index)
             result |= {dim + i: rows for i, rows in enumerate(index.nonzero(as_tuple=True))}
@@ -169,7 +167,7 @@ def index_put(
     assert isinstance(target, ShardTensor)
     _check_dtypes(func, x, values)
     tensors, dim = {}, 0
-    for index in indices:
+    for index in map(as_mask, indices):
         tensors[dim] = index
         dim += len(index.shape) if index.dtype == torch.bool else 1
     write_through(func, target, tensors, values, accumulate=bool(accumulate))

@@ -4,11 +4,13 @@ import copy
 import threading
 import traceback
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import scidata
@@ -231,6 +233,38 @@ def another_thread(mesh):
     twins.steps()
 
 
+def several_threads(mesh):
+    """Threads at once, of which each has a group of its own: one model, whose gradients add up."""
+    twins, failed, start = Twins(mesh), [], threading.Barrier(3)
+    found = twins.step(twins.eager, twins.input(requires_grad=True))
+    groups = [dist.new_group() for _ in range(3)]
+    meshes = [DeviceMesh.from_group(group, "cpu", mesh_dim_names=("domain",)) for group in groups]
+    inputs = [Twins.input(SimpleNamespace(mesh=each), requires_grad=True) for each in meshes]
+
+    def run(x):
+        try:
+            start.wait()
+            for _ in range(5):
+                x.grad = None
+                y = twins.compiled(x)
+                (y * y).mean().backward()
+                for ours, theirs in zip((y, x.grad), found, strict=False):
+                    torch.testing.assert_close(_copy(ours), theirs, rtol=1e-12, atol=1e-12)
+        except BaseException:
+            failed.append(traceback.format_exc())
+
+    threads = [threading.Thread(target=run, args=(x,)) for x in inputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    for p, theirs in zip(twins.compiled.parameters(), found[2:], strict=False):
+        torch.testing.assert_close(p.grad, 15 * theirs, rtol=1e-12, atol=1e-12)
+    twins.steps()
+    assert not twins.reason
+
+
 def one_rank_alone(mesh):
     """One captures later than the other, or not at all: their collectives meet all the same."""
     for change in (
@@ -247,7 +281,7 @@ def one_rank_alone(mesh):
 
 EACH = [
     layouts, changes, globals_and_arguments, modes, side_effects, errors, sizes_that_vary, copies, another_thread,
-    one_rank_alone,
+    several_threads, one_rank_alone,
 ]  # fmt: skip
 
 

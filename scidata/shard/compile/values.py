@@ -47,7 +47,8 @@ def _number_of(spec: ShardSpec) -> int:
     """Return a number shared by equal layouts, including their carried facts."""
     number: int | None = spec.__dict__.get("_number")
     if number is None:
-        facts = (spec, spec.exchange, tuple(spec.past_sizes.items()), spec.edge_parts)
+        groups = tuple(axis.group.group_name for axis in spec.axes)  # meshes of the same ranks may have others
+        facts = (spec, spec.exchange, tuple(spec.past_sizes.items()), spec.edge_parts, groups)
         number = spec.__dict__["_number"] = _layouts.get_or_make(facts, lambda: next(_count))
     return number
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,8 @@ from scidata.shard.sizes import facts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
+
+_Index = TypeVar("_Index", bound=Tensor)
 
 
 def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
@@ -191,9 +194,9 @@ def true_parts(mask: ShardTensor) -> tuple[tuple[int, ...], ...]:
     return held[1]
 
 
-def as_mask(index: Tensor) -> Tensor:
+def as_mask(index: _Index) -> _Index:
     """Return a mask of bools in place of one of 8-bit integers, as torch reads these."""
-    return index.ne(0) if index.dtype == torch.uint8 and index.ndim else index
+    return cast("_Index", index.ne(0)) if index.dtype == torch.uint8 and index.ndim else index
 
 
 def check_mask(spec: ShardSpec, dim: int, mask: Tensor) -> None:

@@ -12,7 +12,7 @@ import os
 import stat
 import uuid
 
-from scidata.errors import RefusedError
+from scidata.errors import ConfigError, RefusedError
 
 
 def open_own(path: str, flags: int, mode: int = 0o600) -> int:
@@ -46,6 +46,17 @@ def open_own(path: str, flags: int, mode: int = 0o600) -> int:
 
 def _refused(path: str, what: str) -> RefusedError:
     return RefusedError(f"{path}: is {what}, where scidata has a file of its own; remove it, or choose another folder")
+
+
+def make_folder(path: str) -> None:
+    """Create a folder, and those above it, if missing; raises ConfigError if one of them is a file."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        above = path
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        raise ConfigError(f"{path}: {above!r} is a file, and must be a folder; choose another path") from None
 
 
 def make_own_folder(path: str) -> None:

@@ -235,7 +235,7 @@ class ChunkRefs:
 class Decoding:
     """CF decoding of packed values: ``value = raw * scale + offset``, fill values to NaN."""
 
-    dtype: np.dtype[Any]  # floating dtype of the decoded values, native byte order; all arithmetic happens in it
+    dtype: np.dtype[Any]  # floating or complex, of the decoded values, native byte order; all arithmetic is done in it
     # scale, offset: None if the attribute is absent (then that step is skipped, so that plain floats stay bit for
     # bit)
     scale: float | None = None

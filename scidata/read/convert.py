@@ -84,4 +84,4 @@ class Converter:
         if self._offset is not None:
             np.add(piece, self._offset, out=piece)
         if mask is not None:
-            np.copyto(piece, np.nan, where=mask)
+            np.copyto(piece, complex(np.nan, np.nan) if piece.dtype.kind == "c" else np.nan, where=mask)

@@ -71,6 +71,10 @@ def decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None = None) 
 
 def _decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None) -> Decoding | None:
     raw = layout.dtype.newbyteorder("=")
+    if raw.kind == "c":
+        said = (np.ravel(array_of(layout.attributes.get(name, ()))) for name in ("_FillValue", "missing_value"))
+        missing = tuple(raw.type(each) for values in said if values.dtype.kind in "biufc" for each in values)
+        return Decoding(dtype=raw, fill_values=missing) if missing else None
     if raw.kind not in "iuf":
         return None
     viewed = _unsigned_view(raw, layout.attributes)

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from scidata.core.checks import optional_module
-from scidata.core.own_files import write_whole
+from scidata.core.own_files import make_folder, write_whole
 from scidata.core.urls import Url, absolute, local_path
 from scidata.errors import CorruptDataError, OutputError
 from scidata.sources.unfinished import SUFFIX
@@ -88,7 +88,7 @@ class LocalPlace:
     def locked(self) -> Iterator[None]:
         """Let nobody else take, or finish, an output of this folder meanwhile, where the file system has locks."""
         folder, deadline = os.path.dirname(self.path), time.monotonic() + _PATIENCE
-        os.makedirs(folder, exist_ok=True)
+        make_folder(folder)
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from scidata.core.own_files import open_own
+from scidata.core.own_files import make_folder, open_own
 from scidata.errors import ConfigError, OutputError
 from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove
@@ -63,7 +63,7 @@ def claim_output(out: str, part: Part | None) -> Iterator[None]:
 
     _check_contents(out)
     new = not os.path.isdir(out)
-    os.makedirs(out, exist_ok=True)
+    make_folder(out)
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_locked(os.path.join(out, _LOCK), shared=part is not None))
         if part is not None:

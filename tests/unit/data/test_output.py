@@ -476,6 +476,13 @@ def test_arguments_that_cannot_be_honoured(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_a_path_below_a_file(ds: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for name in ("file/out.zarr", "file/a/out.nc"):
+        with pytest.raises(ConfigError, match=r"file' is a file, and must be a folder"):
+            scidata.create(tmp_path / name, like=ds)
+
+
 def test_a_name_without_a_format(ds: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give format="):
         scidata.create(tmp_path / "out", like=ds)

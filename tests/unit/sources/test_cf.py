@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
+import scidata
 from scidata.core.types import ArrayLayout
 from scidata.errors import UnsupportedFormatError
 from scidata.sources import open_source
@@ -44,7 +46,7 @@ def apply(raw, decoding):
     if decoding.offset is not None:
         values += decoding.offset
     for fill in decoding.fill_values:
-        values[raw == fill] = np.nan
+        values[raw == fill] = complex(np.nan, np.nan) if values.dtype.kind == "c" else np.nan
     return values
 
 
@@ -65,6 +67,9 @@ def assert_same_bits(ours, theirs):
 F4, F8, I2, I4, U1, I1 = np.float32, np.float64, np.int16, np.int32, np.uint8, np.int8
 
 CASES = {
+    "complex": ("c16", {}),
+    "complex, fill": ("c8", {"_FillValue": np.complex64(100)}),
+    "complex, fill and missing, big-endian": (">c16", {"_FillValue": 5 + 0j, "missing_value": 100 + 0j}),
     "nothing, int": ("i2", {}),
     "nothing, float": ("f4", {}),
     "nothing, big-endian float": (">f8", {}),
@@ -135,6 +140,18 @@ def test_every_stored_value_decodes_to_xarrays_bits(dtype):
     for kind in (F4, F8):
         attributes = {"scale_factor": kind(1.2345e-3), "add_offset": kind(-271.3), "_FillValue": raw[7]}
         assert_same_bits(apply(raw, decoding_of(layout_of(dtype, attributes))), by_xarray(raw, attributes))
+
+
+def test_complex_values_are_read_as_xarrays(tmp_path):
+    values = np.array([[1 + 1j, 2, 9 + 9j], [9, 3, -1j]], np.complex64)
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        for name, options in (("u", {}), ("chunked", {"chunks": (1, 2)})):
+            file.create_dataset(name, data=values, **options).attrs["_FillValue"] = np.complex64(9 + 9j)
+    expected = by_xarray(values.ravel(), {"_FillValue": np.complex64(9 + 9j)}).reshape(values.shape)
+    assert np.isnan(expected).sum() == 1
+    for sample, row in zip(scidata.open_dataset(tmp_path / "c.h5"), expected, strict=True):
+        for name in ("u", "chunked"):
+            assert_same_bits(sample[name].numpy(), row)
 
 
 def test_nothing_to_do_is_none():

@@ -281,6 +281,12 @@ class ShardTensor(ShardBase):
             raise ShardLayoutError(f"this tensor has no halo ({self.spec}); pass widths, e.g. halo={{0: 1}}")
         return exchange_halo(self.local, self.spec, self.halo)
 
+    def as_subclass(self, cls: type[Tensor]) -> Tensor:  # type: ignore[override]  # torch asks no rule for it
+        """Return the tensor itself, which models take for a plain one; raises for any other kind of tensor."""
+        if cls is not Tensor:
+            raise unsupported(Tensor.as_subclass, f"{cls.__name__} is another kind of tensor", self.spec)
+        return self
+
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated, or as
         ``Partial()`` where ``grad_placements`` says so.

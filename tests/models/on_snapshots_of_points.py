@@ -413,6 +413,32 @@ def point_transformer() -> dict[str, Case]:
     }  # fmt: skip
 
 
+def gnot() -> dict[str, Case]:
+    """Points of two bodies, which are padded to one length, and points of their surfaces; graphs are holders of points."""
+    at = "HaoZhongkai+GNOT"
+
+    class Bodies(list[Any]):
+        def batch_num_nodes(self) -> list[int]:
+            return [len(each.ndata["x"]) for each in self]
+
+    def net(module: str, name: str, **how: Any) -> Case:
+        def build() -> nn.Module:
+            models = of(at, f"models.{module}")
+            models.dgl = SimpleNamespace(unbatch=list)
+            return getattr(models, name)(trunk_size=5, branch_sizes=[3], n_layers=2, n_hidden=16, n_head=2, **how)  # type: ignore[no-any-return]
+
+        def call(model: nn.Module, first: Tensor, second: Tensor, surface: Tensor, u_p: Tensor) -> Any:
+            return model(Bodies(SimpleNamespace(ndata={"x": x}) for x in (first, second)), u_p, [surface])
+
+        given = {"first": (20, 3), "second": (26, 3), "surface": (2, 15, 3), "u_p": (2, 2)}
+        return case(build, {"first": (0, 1), "second": (0, 1), "surface": (1, 2)}, call, **given, options=SINGLE)
+
+    return {
+        "CGPTNO": net("cgpt", "CGPTNO"),
+        "GNOT": net("mmgpt", "GNOT", space_dim=2, n_inner=2),
+    }
+
+
 REPOSITORIES: dict[str, Callable[[], dict[str, Case]]] = {
     "Emmi-AI+noether": noether,
     "ml-jku+UPT": upt,
@@ -423,5 +449,6 @@ REPOSITORIES: dict[str, Callable[[], dict[str, Case]]] = {
     "brandstetter-johannes+MP-Neural-PDE-Solvers": mp_pde,
     "rampasek+GraphGPS": graph_gps,
     "Pointcept+PointTransformerV3": point_transformer,
+    "HaoZhongkai+GNOT": gnot,
     "openclimatefix+graph_weather": graph_weather,
 }

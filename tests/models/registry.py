@@ -25,6 +25,8 @@ LIBRARIES = {
     "vits": "vit_pytorch",
     "flows": "normflows",
     "solvers": "the_well",
+    "pina": "pina",
+    "atoms": "mace",
     "snapshots": "",  # a folder that SCIDATA_SNAPSHOTS names
 }
 

@@ -19,6 +19,8 @@ _PACKAGES = {
     "vits": "vit-pytorch",
     "flows": "normflows",
     "solvers": "the_well",
+    "pina": "pina-mathlab",
+    "atoms": "mace-torch",
 }
 
 

@@ -1,4 +1,4 @@
-"""Atoms: MACE, NequIP and SevenNet, with energies and the forces that are their gradients."""
+"""MACE, of atoms: energies, and the forces that are their gradients."""
 
 from __future__ import annotations
 

@@ -120,7 +120,5 @@ def warnings_on_stderr(reword: Callable[[str], str]) -> Iterator[None]:
 
 
 def _print(text: str) -> None:
-    from scidata.cli.output import console
-
     line = " ".join(text.split())
     console(stderr=True).print_parts(("warning: ", "bold yellow"), (line, "yellow"))

@@ -44,6 +44,14 @@ def open_own(path: str, flags: int, mode: int = 0o600) -> int:
     return descriptor
 
 
+def is_still(descriptor: int, path: str) -> bool:
+    """Say whether a path names an open file, not another one that took its name since."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
 def _refused(path: str, what: str) -> RefusedError:
     return RefusedError(f"{path}: is {what}, where scidata has a file of its own; remove it, or choose another folder")
 

@@ -257,23 +257,17 @@ def _wide_halos(reader: GridReader) -> Iterator[str]:
             return
 
 
-class Alternative(NamedTuple):
-    """Another cut of the same data that would read less, tried on some ranks.
+def cheaper_cuts(plan: GridPlan) -> list[tuple[Mapping[str, object], GridPlan]]:
+    """Return cuts by other bounds or dims that read less, best first; none where little is lost or planning is slow.
 
-    - ``changed``: the options that change: ``bounds``, ``shard``, and ``domain`` where that is cut along one axis.
+    Each as the options that change (``bounds``, ``shard``, and ``domain`` where that is cut along one axis), and its
+    plan, for some ranks.
     """
-
-    changed: Mapping[str, object]
-    plan: GridPlan
-
-
-def cheaper_cuts(plan: GridPlan) -> list[Alternative]:
-    """Return cuts by other bounds or dims that read less, best first; none where little is lost or planning is slow."""
     if plan.cost <= _BAD or plan.num_chunks[:_TRIED_RANKS].sum() > _MANY_CHUNKS:
         return []
     found = [(changed, _tried(plan, options, axes)) for changed, options, axes in _other_cuts(plan)]
-    better = [Alternative(changed, other) for changed, other in found if other is not None]
-    return sorted([each for each in better if each.plan.cost <= _WORTHWHILE * plan.cost], key=lambda x: x.plan.cost)
+    better = [(changed, x) for changed, x in found if x is not None and x.cost <= _WORTHWHILE * plan.cost]
+    return sorted(better, key=lambda cut: cut[1].cost)
 
 
 def _other_cuts(plan: GridPlan) -> Iterator[tuple[dict[str, object], ReadOptions, Mapping[str, int]]]:

@@ -19,14 +19,12 @@ from scidata.core.types import Source as Source
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.files import files
-from scidata.sources.access.first_reads import MAX_METADATA_BYTES, forget_documents, has_document, keep_document
+from scidata.sources.access.first_reads import GONE, MAX_METADATA_BYTES, forget_documents, has_document, keep_document
 from scidata.sources.formats import FileFormat as FileFormat
 from scidata.sources.formats import open_own
 from scidata.sources.formats import register_format as register_format
 from scidata.sources.groups import GroupSource, split_group
 from scidata.sources.single_files import STORE_MARK, ZARR_NAMES, is_as_named, open_file, reference_source
-
-_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def open_source(
@@ -63,7 +61,7 @@ def open_source(
         if not is_file and not is_url(name):
             _check_local(name)
         return open_file(name, allow_external=allow_external)
-    except (*_GONE, UnsupportedFormatError):
+    except (*GONE, UnsupportedFormatError):
         from scidata.sources.references.source import open_repository
 
         repository = open_repository(name, allow_external=allow_external)

@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeAlias
 
-import numpy as np
-
 from scidata.core.types import Array
 from scidata.plan.owners import Box, within
+from scidata.store.format.arrays import filled_up
 
 _MAX_THREADS = 8
 Piece: TypeAlias = bytes | memoryview
@@ -28,15 +27,6 @@ def _chunks_of_box(box: Box, chunks: Sequence[int]) -> Iterator[tuple[tuple[int,
     for index in itertools.product(*numbers):
         each = zip(index, chunks, box, strict=True)
         yield index, within(tuple(slice(i * chunk, min((i + 1) * chunk, rows.stop)) for i, chunk, rows in each), box)
-
-
-def _filled(values: Array, shape: Sequence[int], fill: object) -> Array:
-    """Return a chunk of this shape in C order: at an array's end it is filled up."""
-    if values.shape == tuple(shape):
-        return np.ascontiguousarray(values)
-    found = np.full(shape, fill, values.dtype)
-    found[tuple(slice(size) for size in values.shape)] = values
-    return found
 
 
 def encoding_threads() -> ThreadPoolExecutor:
@@ -67,7 +57,7 @@ class ChunkFiles:
 
         def put(chunk: tuple[tuple[int, ...], Box]) -> None:
             index, at = chunk
-            pieces = self._encode(_filled(values[at], self._chunks, self._fill))
+            pieces = self._encode(filled_up(values[at], self._chunks, self._fill))
             _write_file(os.path.join(self._folder, self._name_of(index)), *pieces)
 
         for _ in self._threads.map(put, _chunks_of_box(box, self._chunks)):

@@ -33,7 +33,7 @@ import numpy as np
 
 from scidata.core.cache import Cache
 from scidata.core.memory import empty
-from scidata.core.own_files import open_own
+from scidata.core.own_files import is_still, open_own
 from scidata.core.types import Array
 
 _HEADER = 4096  # bytes: the key, a flag for each taker; the array begins on a page
@@ -271,7 +271,7 @@ def _join(name: str) -> str | None:
         except OSError:
             continue  # removed meanwhile
         fcntl.flock(fd, fcntl.LOCK_SH)
-        if _same(fd, os.path.join(folder, "alive")):
+        if is_still(fd, os.path.join(folder, "alive")):
             os.makedirs(os.path.join(folder, _FREE), 0o700, exist_ok=True)
             if _alive.setdefault((folder, os.getpid()), fd) != fd:
                 os.close(fd)  # another thread was first
@@ -280,13 +280,6 @@ def _join(name: str) -> str | None:
             return folder
         os.close(fd)
     return None
-
-
-def _same(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except OSError:
-        return False
 
 
 def _sweep() -> None:
@@ -300,7 +293,7 @@ def _remove_if_dead(folder: str) -> None:
         fd = open_own(os.path.join(folder, "alive"), os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _same(fd, os.path.join(folder, "alive")):
+            if not is_still(fd, os.path.join(folder, "alive")):
                 return  # removed by another one meanwhile, and perhaps made anew
             gone = f"{folder}-{uuid.uuid4().hex}"  # at once: a process that joins now finds none of it
             os.rename(folder, gone)

@@ -19,7 +19,8 @@ FIRST_BYTES = 256 << 10
 MAX_METADATA_BYTES = 1 << 26
 _MAX_KEPT = 8 << 20
 #: Answers for an object that is not there.
-NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, KeyError)
+GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+NOT_THERE = (*GONE, KeyError)
 
 
 class FirstRead(NamedTuple):

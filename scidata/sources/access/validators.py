@@ -11,11 +11,11 @@ from scidata.core.cache import Cache
 from scidata.core.urls import Url, Version, local_path
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
+from scidata.sources.access.first_reads import NOT_THERE
 from scidata.sources.access.remote import checks_versions, page
 
 _MAX_PAGES = 128  # of listings, some 0.2 MB each
 _MAX_TEXTS = 1 << 16
-_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, KeyError)
 _ABSENT = "absent"
 _SETTLED = 2.0  # seconds: some file systems keep times by the second, and a clock may run behind
 
@@ -136,7 +136,7 @@ def _digest(texts: Sequence[str], places: bytes) -> bytes:
 def _of_file(path: str) -> tuple[str, float]:
     try:
         status = files().status(path)
-    except _GONE:
+    except NOT_THERE:
         return _ABSENT, 0.0
     # ctime, too: no program that copies files sets it back
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}", status.st_mtime
@@ -145,7 +145,7 @@ def _of_file(path: str) -> tuple[str, float]:
 def _asked(urls: Sequence[Url]) -> list[str]:
     texts = []
     for url, info in zip(urls, each(urls, "info"), strict=True):
-        if isinstance(info, Exception) and not isinstance(info, _GONE):
+        if isinstance(info, Exception) and not isinstance(info, NOT_THERE):
             raise info
         absent = isinstance(info, Exception) or info.get("type") == "directory"
         texts.append(_ABSENT if absent else _text(url, url.seen.get(str(url))))

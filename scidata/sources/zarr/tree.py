@@ -22,12 +22,11 @@ from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.access.answers import check_document, size_in
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import Versions, files, retried
-from scidata.sources.access.first_reads import MAX_METADATA_BYTES, NOT_THERE, read_documents
+from scidata.sources.access.first_reads import GONE, MAX_METADATA_BYTES, NOT_THERE, read_documents
 from scidata.sources.access.kept_urls import KeptUrl
 from scidata.sources.access.remote import checks_versions, request
 
 _MAX_CHECKED_FOLDERS = 100_000
-_GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _T = TypeVar("_T")
 
 
@@ -114,7 +113,7 @@ class LocalTree:
             if stat.S_ISLNK(status.st_mode):
                 self._check_link(path)
                 status = os.stat(path)
-        except _GONE:
+        except GONE:
             return None
         if stat.S_ISDIR(status.st_mode):
             return None
@@ -214,7 +213,7 @@ class UrlTree:
     def folders(self, key: str) -> list[str]:
         """Return the keys of the folders in a folder, sorted."""
         entries: Any = None
-        with contextlib.suppress(*_GONE, NotImplementedError):  # it holds metadata, so it is there; a web server, say
+        with contextlib.suppress(*GONE, NotImplementedError):  # it holds metadata, so it is there; a web server, say
             entries = request(self._url.at(key), "ls")
         if entries is None:
             raise UnsupportedFormatError(

@@ -46,7 +46,8 @@ def write_shard(
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "xb") as file:
         for i, corner in enumerate(np.ndindex(*held)):
-            data = _filled_up(values, corner, chunk).reshape(-1).view(np.uint8).data
+            box = tuple(slice(k * c, (k + 1) * c) for k, c in zip(corner, chunk, strict=True))
+            data = filled_up(values[box], chunk).reshape(-1).view(np.uint8).data
             sums[i] = crc32c(data)
             file.write(data)
             file.write(int(sums[i]).to_bytes(4, "little"))
@@ -70,12 +71,12 @@ def shard_index(shape: Sequence[int], itemsize: int, *, chunk: Sequence[int], sh
     return table + crc32c(table).to_bytes(4, "little")
 
 
-def _filled_up(values: Array, corner: Sequence[int], chunk: Sequence[int]) -> Array:
-    piece = np.ascontiguousarray(values[tuple(slice(i * c, (i + 1) * c) for i, c in zip(corner, chunk, strict=True))])
-    if piece.shape == tuple(chunk):
-        return piece
-    whole = np.zeros(chunk, values.dtype)
-    whole[tuple(slice(0, n) for n in piece.shape)] = piece
+def filled_up(values: Array, chunk: Sequence[int], fill: object = 0) -> Array:
+    """Return a chunk of this shape in C order: at an array's end it is filled up."""
+    if values.shape == tuple(chunk):
+        return np.ascontiguousarray(values)
+    whole = np.full(chunk, fill, values.dtype)
+    whole[tuple(slice(0, n) for n in values.shape)] = values
     return whole
 
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from scidata.core.cache import Cache
 from scidata.core.types import AnyArray, IntArray
 from scidata.errors import CorruptDataError
-from scidata.store.format.manifest import SampleInfo
+from scidata.store.format.manifest import SampleInfo, digest_of
 from scidata.store.format.places import folder_of
 
 #: Returns bytes of a table, from one place to another.
@@ -187,19 +187,12 @@ class Gathered:
             columns = [list(column.way) for column, _ in varied]
             groups.append({"num": len(rows), "first": first, "columns": columns, "texts": list(map(len, texts))})
         table = b"".join(parts)
-        return {"groups": groups, "nbytes": len(table), "digest": _digest([table])}, table
+        return {"groups": groups, "nbytes": len(table), "digest": digest_of(table)}, table
 
 
 def row_dtype(columns: Sequence[Column]) -> np.dtype[np.void]:
     """Return the dtype of a row: the number of each column is the name of its field."""
     return np.dtype([(str(i), KINDS[kind]) for i, (_, kind) in enumerate(columns)])
-
-
-def _digest(parts: Sequence[bytes]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
 
 
 class Table:

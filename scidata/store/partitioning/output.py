@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from scidata.core.own_files import make_folder, open_own
+from scidata.core.own_files import is_still, make_folder, open_own
 from scidata.errors import ConfigError, OutputError
 from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove
@@ -120,20 +120,13 @@ def _locked(path: str, *, shared: bool = False) -> Iterator[int]:
                     "another one, or mount it with flock"
                 ) from e
             raise
-        if _is_same(descriptor, path):
+        if is_still(descriptor, path):
             break
         os.close(descriptor)  # the run before this one removed the file between the two calls
     try:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _is_same(descriptor: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _check_other_arrays(out: str, part: Part) -> None:

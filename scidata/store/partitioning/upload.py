@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
+from scidata.core.tasks.work import in_threads
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, OutputError
 from scidata.sources.access.remote import change, place_of
@@ -74,10 +74,4 @@ class RemoteFolder:
 
 def _each(call: Callable[[str], object], names: Iterable[str]) -> None:
     """Call for each name but the manifest's, in threads."""
-    with ThreadPoolExecutor(_THREADS) as threads:
-        futures = [threads.submit(call, name) for name in sorted(set(names) - {MANIFEST})]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for each in futures:
-            each.cancel()
-    for each in done:
-        each.result()
+    in_threads(call, sorted(set(names) - {MANIFEST}), _THREADS, lambda name, done: None)

@@ -63,15 +63,6 @@ class SourceFile:
             raise ConfigError(f"{self.path}: has no positions, and a mesh of it cannot be written")
         return in_space(found.points, on_sphere=topology.on_sphere), found.cells, ()
 
-    def cells(self, kind: str) -> tuple[FloatArray, RawCells | None]:
-        """Read points and cells; raises UnsupportedFormatError for polyhedra."""
-        points, cells, faces = self.geometry()
-        if faces:
-            raise UnsupportedFormatError(
-                f"{self.path}: has polyhedra, which {kind} has not here; write format='vtu' or 'vtkhdf'"
-            )
-        return points, cells
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewArray:
@@ -184,7 +175,9 @@ def _new_vtkhdf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_
 
 
 def _new_xdmf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
-    points, cells = source.cells("XDMF")
+    points, cells, faces = source.geometry()
+    if faces:
+        raise UnsupportedFormatError(f"{source.path}: has polyhedra, which XDMF has not here; write format='vtu'")
     cells = RawCells.of_kind(np.arange(len(points))[:, None], 1) if cells is None else cells
     groups = dict(zip(("Node", "Cell"), _split(arrays), strict=True))
     name = os.path.splitext(os.path.basename(target).removeprefix(TEMPORARY))[0] + ".h5"

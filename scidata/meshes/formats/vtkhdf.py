@@ -91,7 +91,7 @@ class VTKHDFTopology(RawTopology):
         """Read the types of all cells (of a surface there are none), and look for what is not read."""
         is_grid = not self.lists[0].group
         types = self._read("Types")[: sum(self.lists[0].cells)].astype(np.uint8) if is_grid else np.empty(0, np.uint8)
-        if (types == POLYHEDRON).any() and not self._has_faces:
+        if (types == POLYHEDRON).any() and not _lists_faces(self.source):
             row = int(np.flatnonzero(types == POLYHEDRON)[0])
             raise UnsupportedFormatError(
                 f"{self.source.path}: cell {row} is a polyhedron, as are {int((types == POLYHEDRON).sum())} of "
@@ -104,40 +104,25 @@ class VTKHDFTopology(RawTopology):
                 check_ghosts(self.source.path, name, values, of_cells=group == "CellData")
         return types
 
-    @property
-    def _has_faces(self) -> bool:
-        return f"{_ROOT}/PolyhedronToFaces" in self.source.arrays
-
-    def with_faces(self) -> tuple[FloatArray, RawCells, list[CellFaces]]:
-        """Read points, cells, and the faces of the polyhedra of each piece."""
-        geometry, found = VTKHDFTopology.load(self), list[CellFaces]()
-        assert geometry.points is not None
-        assert geometry.cells is not None
-        names = "NumberOfFaces", "NumberOfFaceConnectivityIds", "NumberOfPolyhedronToFaceIds"
+    def faces(self, types: ByteArray) -> list[CellFaces]:
+        """Read the faces of the polyhedra of each piece; ``types``: those of all cells."""
+        names = "NumberOfPolyhedronToFaceIds", "NumberOfFaces", "NumberOfFaceConnectivityIds"
         counts = [_counts(self.source, name, self.options).tolist() for name in names]
-        firsts, first_point = [0] * 4, 0
-        for piece, (num_cells, points, *sizes) in enumerate(
-            zip(self.lists[0].cells, self.piece_points, *counts, strict=True)
-        ):
-            lengths = num_cells + 1, sizes[2], sizes[0] + 1, sizes[1]
-            arrays = [
-                self._indices(name, slice(first, first + length))
-                for name, first, length in zip(_OF_FACES, firsts, lengths, strict=True)
-            ]
-            where = f"{self.source.path}: piece {piece}"
-            if tuple(map(len, arrays)) != lengths:
-                raise CorruptDataError(
-                    f"{where}: {', '.join(_OF_FACES)} have {[*map(len, arrays)]} entries, but {[*lengths]} were said"
-                )
+        found, firsts, first_point = list[CellFaces](), [0] * 4, 0
+        pieces = zip(self.lists[0].cells, self.piece_points, *counts, strict=True)
+        for piece, (num_cells, num_points, num, num_faces, num_ids) in enumerate(pieces):
+            lengths, where = (num_cells + 1, num, num_faces + 1, num_ids), f"{self.source.path}: piece {piece}"
+            each = zip(_OF_FACES, firsts, lengths, strict=True)
+            of_cell, face, of_face, nodes = (self._indices(name, slice(at, at + length)) for name, at, length in each)
+            if (have := (len(of_cell), len(face), len(of_face), len(nodes))) != lengths:
+                raise CorruptDataError(f"{where}: {', '.join(_OF_FACES)} have {have} entries, but {lengths} were said")
             first_cell = firsts[0] - piece
-            types = geometry.cells.cell_type[first_cell : first_cell + num_cells]
-            polyhedra = np.flatnonzero(types == POLYHEDRON)
-            of_cell, face, of_face, nodes = arrays
-            face_sizes, nodes, faces_each = faces_by_number(where, of_cell, face, of_face, nodes, polyhedra)
-            nodes = nodes_of_piece(nodes, points, first_point)
-            found.append((face_sizes, nodes, np.repeat(polyhedra + first_cell, faces_each)))
-            firsts, first_point = [a + b for a, b in zip(firsts, lengths, strict=True)], first_point + points
-        return geometry.points, geometry.cells, found
+            polyhedra = np.flatnonzero(types[first_cell : first_cell + num_cells] == POLYHEDRON)
+            sizes, nodes, of_each = faces_by_number(where, of_cell, face, of_face, nodes, polyhedra)
+            nodes = nodes_of_piece(nodes, num_points, first_point)
+            found.append((sizes, nodes, np.repeat(polyhedra + first_cell, of_each)))
+            firsts, first_point = [a + b for a, b in zip(firsts, lengths, strict=True)], first_point + num_points
+        return found
 
     def _cells(self, num: int) -> Iterator[RawCells]:
         """Read at most ``num`` cells at a time; each piece has offsets from 0 on, one more than cells."""
@@ -281,25 +266,27 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     )
 
 
-def has_faces(path: str) -> bool:
-    """Whether a file is VTKHDF with polyhedra."""
-    if not os.path.isfile(path) or not h5py.is_hdf5(path):
-        return False
-    source = open_source(path)
+def _lists_faces(source: Source) -> bool:
     layout = source.arrays.get(f"{_ROOT}/PolyhedronToFaces")
     return layout is not None and layout.shape[0] > 0
+
+
+def has_faces(path: str) -> bool:
+    """Whether a file is VTKHDF with polyhedra."""
+    return os.path.isfile(path) and h5py.is_hdf5(path) and _lists_faces(open_source(path))
 
 
 def read_with_faces(path: str, *, as_rows: bool) -> MeshData:
     """Return the grid of a file that has polyhedra: its cells as rows, or as they are, with their faces.
 
-    Raises UnsupportedFormatError: it has steps in time.
+    Raises UnsupportedFormatError: it has steps in time, or is a surface.
     """
-    source = open_source(path)
-    if any(name.startswith(f"{_ROOT}/Steps/") for name in source.arrays):
-        raise UnsupportedFormatError(f"{path}: has polyhedra and steps in time; write one file per step")
-    topology = open_topology(source, Options())
-    points, cells, faces = topology.with_faces()
+    topology = open_topology(source := open_source(path), Options())
+    if topology.lists[0].group or any(name.startswith(f"{_ROOT}/Steps/") for name in source.arrays):
+        raise UnsupportedFormatError(f"{path}: has polyhedra in a surface, or steps in time; write one grid per step")
+    points = next(topology._points(max(topology.sizes["node"], 1)))
+    cells = join_cells(list(topology._cells(max(topology.sizes["cell"], 1))))
+    faces = topology.faces(cells.cell_type)
     if not as_rows:
         return MeshData(points=points, cells=cells, point_data={}, cell_data={}, faces=faces)
     every = {base_name(name): each for name, each in (topology.fields or {}).items()}

@@ -194,7 +194,7 @@ def test_polyhedra_of_vtkhdf(tmp_path):
             read_samples(bad, entity="cell")[0]
     with h5py.File(path, "r+") as file:
         file["VTKHDF/Steps/Values"] = [0.0]
-    with pytest.raises(UnsupportedFormatError, match="one file per step"):
+    with pytest.raises(UnsupportedFormatError, match="one grid per step"):
         read_samples(path, entity="cell")[0]
     vtk = pytest.importorskip("vtk")
     reader = vtk.vtkHDFReader()

@@ -143,6 +143,24 @@ def test_faults_are_named_as_in_a_sample_read_whole(tmp_path: Path, case: str) -
         partition(raw, out, repair="all")  # without a limit it is read whole
 
 
+@pytest.mark.parametrize("name", ["points", "cells/connectivity", "node/u"])
+def test_truncated_files_and_chunks_leave_no_store(tmp_path: Path, name: str) -> None:
+    """The raw file is cut off, or the last chunk of its points, cells or a field is another's bytes."""
+    raw, out = tmp_path / "raw.h5", tmp_path / "a.store"
+    with h5py.File(raw, "w") as file:
+        for each, values in solids().items():
+            file.create_dataset(each, data=values, chunks=(16, *values.shape[1:]), compression="gzip")
+        last = file[name].id.get_chunk_info(file[name].id.get_num_chunks() - 1)
+    data = raw.read_bytes()
+    damaged = data[: last.byte_offset] + bytes(last.size) + data[last.byte_offset + last.size :]
+    for content in (data[:-100], damaged):
+        raw.write_bytes(content)
+        for memory in (None, TINY):
+            with pytest.raises(CorruptDataError, match=r"raw\.h5"):
+                partition(raw, out, memory=memory)
+            assert not out.exists()
+
+
 def test_what_needs_all_at_once_is_refused_or_done_in_memory(tmp_path: Path) -> None:
     raw = str(write(tmp_path / "raw.h5", cloud()))
     with pytest.raises(

@@ -164,7 +164,8 @@ def of_cells(rank, num_ranks, path, bounds, ghosts):
 
 @pytest.mark.parametrize(
     ("kind", "num_ranks", "bounds", "ghosts"),
-    [("polyhedra", 3, [0, 70, 70, -1], "exchange"), ("polyhedra", 2, "even", "disk"),
+    [("polyhedra", 3, [0, 70, 70, -1], "exchange"),
+     pytest.param("polyhedra", 2, "even", "disk", marks=pytest.mark.slow),
      pytest.param("solids", 2, "even", "disk", marks=pytest.mark.slow),
      pytest.param("polyhedra", 1, "even", None, marks=pytest.mark.slow)],
 )  # fmt: skip

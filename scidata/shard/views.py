@@ -128,8 +128,33 @@ def written(target: ShardBase) -> None:
     """Note a write to the own part: ghosts are old now, and the write to a copy goes back to its original."""
     _writes[0] += 1
     target.padded = None
+    find_place(target.local)
     if target.copied is not None:
         target.copied.put_back()
+
+
+def find_place(part: Tensor) -> None:
+    """Give a view that was written to its new place in the graph: until asked, torch may take it for a leaf."""
+    if part.requires_grad and part._base is not None:
+        try:
+            _ = part.grad_fn
+        except RuntimeError:  # of one of several, or made under no_grad: torch says so where it is used
+            return
+        if not part.numel() and part._base.is_complex() and not part.is_complex():
+            compact_gradient(part)
+
+
+def compact_gradient(part: Tensor) -> None:
+    """Have backward copy the gradient of a part without elements: it may have any strides, torch sees some as complex.
+
+    After a write the view has another place in the graph, and needs it again.
+    """
+    part.register_hook(compact)  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def compact(part: Tensor) -> Tensor:
+    """Copy a part without elements, which may have any strides."""
+    return part if part.numel() else part.clone(memory_format=torch.contiguous_format)
 
 
 def become(x: ShardBase, other: ShardBase) -> None:
@@ -163,6 +188,7 @@ def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
     """
     if not isinstance(x, ShardBase):
         return
+    find_place(x.local)
     copied = x.copied
     counts = {x.spec.global_size.numel()}
     while isinstance(copied, Copy):

@@ -373,6 +373,45 @@ FOUND = {
         ["v0 = x0.swapaxes(0, 2)[:, torch.tensor([2, 2])]"],
         0,
     ),
+    "what a product keeps of parts of two rows and of none is written to": (
+        (3,),
+        [given("x0", (2, 5, 3), (0, (2, 0, 0))), Given("x1", (4, 3), True, None)],
+        ["v0, v1 = x0.chunk(2, 1)", "v2 = v1 @ x1.mT", "v1[-2, ...] += 0.25", "total(v2).backward()"],
+        0,
+    ),
+    "weights meet rows that a product copies, and that are written to": (
+        (2,),
+        [given("x0", (3, 3, 5), (0, (1, 2))), Given("x1", (4, 3), True, None)],
+        ["v0 = x0.mT", "v1 = F.linear(v0, x1)", "v0.mul_(2)", "total(v1).backward()"],
+        0,
+    ),
+    "pairs of complex numbers are written to by a view, and have gradients of any strides": (
+        (3,),
+        [given("x0", (6, 3), (0, (0, 5, 1)), grad=True)],
+        [
+            "v0 = torch.view_as_real(torch.fft.rfft(x0, dim=1))",
+            "v0[0::2, 2:2, :-1] *= ramp(3, 1, 1)",
+            "total(torch.fft.fftn(v0).imag).backward()",
+        ],
+        0,
+    ),
+    "a view is written to by rows, takes on a graph, and is written to as a whole": (
+        (2,),
+        [given("x0", (1, 4), (1, (4, 0))), given("x1", (4, 1), (0, (4, 0)), grad=True)],
+        ["v0 = x0.mT", "v0[torch.tensor([3, 0, 1])] += x1[0:3]", "v0 *= x1", "total(v0).backward()"],
+        0,
+    ),
+    "an expanded tensor of few ranks is made flat, and is old": (
+        (3,),
+        [given("x0", (1, 1, 6), (1, (0, 0, 1)), grad=True)],
+        [
+            "v0 = x0.tensor_split(3, -1)[2]",
+            "v1 = v0.expand(3, -1, -1).flatten(1, 2)",
+            "v0.detach().permute(0, 2, 1).mul_(ramp())",
+            "total(v1).backward()",
+        ],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

@@ -90,6 +90,8 @@ def main() -> None:
             kinds[outcome.kind] += 1
             refused += outcome.refused
             lines += outcome.lines
+            if outcome.kind == "unstable":
+                print(f"unstable: seed {program.seed}: {outcome.note}", flush=True)
             if outcome.kind in BAD:
                 small, now = (program, outcome) if options.whole else shrink(program, outcome, outcome_of)
                 print(f"\n==== {now.kind}: {now.note}\n{small}", flush=True)

@@ -16,7 +16,7 @@ from scidata.shard.ops.shapes import derived
 from scidata.shard.ops.spectra import Blank, Spectrum, spectrum
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.views import Copy
+from scidata.shard.views import Copy, compact, compact_gradient
 
 _ONE = "fft ifft rfft irfft hfft ihfft"
 _TWO, _MANY = ([f"{name}{kind}" for name in _ONE.split()] for kind in ("2", "n"))
@@ -97,14 +97,9 @@ def parts_of_complex(func: TensorFunction, x: ShardTensor) -> Tensor:
 def view_as_real(x: ShardTensor) -> Tensor:
     """See complex numbers as pairs along a new last dim."""
     spec, pairs = x.spec, torch.view_as_real(x.local)
-    if pairs.requires_grad and not pairs.numel():  # backward sees the gradient as complex, as below
-        pairs.register_hook(_compact)  # type: ignore[no-untyped-call, unused-ignore]
+    if pairs.requires_grad and not pairs.numel():
+        compact_gradient(pairs)
     return derived(x, pairs, spec.derive((*spec.global_shape, 2), spec.dims, spec.sizes))
-
-
-def _compact(part: Tensor) -> Tensor:
-    """Copy a part without elements: it may have any strides, and torch views only some as complex."""
-    return part if part.numel() else part.clone(memory_format=torch.contiguous_format)
 
 
 @handles(torch.view_as_complex)
@@ -112,14 +107,14 @@ def view_as_complex(x: ShardTensor) -> Tensor:
     """View pairs along the last dim as complex numbers. Collective if that dim is sharded."""
     last = x.spec.ndim - 1
     if last not in x.spec.sharded:
-        return derived(x, torch.view_as_complex(_compact(x.local)), x.spec.without([last]))
+        return derived(x, torch.view_as_complex(compact(x.local)), x.spec.without([last]))
 
     def take() -> Tensor:
-        return torch.view_as_complex(_compact(moved_off(x, [last]).local.contiguous()))
+        return torch.view_as_complex(compact(moved_off(x, [last]).local.contiguous()))
 
     def put() -> None:
         x.copy_(to_layout(ShardTensor(torch.view_as_real(local), moved.spec), x.spec))
 
     moved = moved_off(x, [last])
-    local = torch.view_as_complex(_compact(moved.local.contiguous()))
+    local = torch.view_as_complex(compact(moved.local.contiguous()))
     return ShardTensor(local, moved.spec.without([last]), copied=Copy(x, local, take, put))

@@ -30,7 +30,7 @@ from scidata.shard.rows.edge_order import cut_edges, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import replay_views, views_are_replayed
-from scidata.shard.views import Copy, refuse_repeated, written
+from scidata.shard.views import Copy, find_place, refuse_repeated, written
 
 _WHOLE = slice(None)
 _MASKS = (torch.bool, torch.uint8)
@@ -283,10 +283,13 @@ def setitem(func: Callable[..., None], x: Tensor, index: object, value: float | 
     parsed = _parsed(func, x, _items_of(index))
     if not parsed.tensors:
         _put_basic(x, parsed.basic, value)
-        return
-    target = _target(x, parsed.basic)
-    if not fill_where(func, target, parsed.tensors, value):
-        write_through(func, target, parsed.tensors, value)
+        if isinstance(x, Later):
+            return
+    else:
+        target = _target(x, parsed.basic)
+        if not fill_where(func, target, parsed.tensors, value):
+            write_through(func, target, parsed.tensors, value)
+    find_place(x.local)
 
 
 def _target(x: ShardTensor, items: Sequence[Basic]) -> ShardTensor:

@@ -16,10 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.memory import memory_of
 from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import align, align_parameters, extents_of, finish, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import composes, handles, normal_dim, several
 from scidata.shard.ops.moments import HALF, widened
+from scidata.shard.spec import UNKNOWN
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import kernels
 
@@ -69,7 +71,21 @@ def matmul(func: TensorFunction, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """Matrix product: rows, columns, batch and the summed dim may be sharded."""
     operands = [*args, *kwargs.values()]
     lhs, rhs, out = _labels_of_matmul(*(len(x.shape) for x in operands))
-    return contract(func, operands, [lhs, rhs], out, func)
+    return contract(func, operands, [lhs, rhs], out, func, apart=any(map(_is_copied, operands)))
+
+
+def _is_copied(x: Tensor) -> bool:
+    """Whether one process may copy an operand to multiply it as one matrix, or a row of them, and keep that copy.
+
+    On ranks of few rows it would be kept as it is, and backward raise there alone once it was written to.
+    """
+    strides = memory_of(x)
+    if x.ndim < 3 or strides is None or not torch.is_grad_enabled():
+        return False
+    if strides is UNKNOWN:
+        return True
+    whole = torch.empty_strided(x.shape, strides, device="meta")
+    return any(whole.flatten(0, last)._base is None for last in (-3, -2) if last + x.ndim)
 
 
 @handles(Tensor.__rmatmul__, any_order=True)
@@ -83,7 +99,9 @@ def linear(func: TensorFunction, x: Tensor, weight: Tensor, bias: Tensor | None 
     """``x @ weight.T + bias``; a sharded last dim of ``x`` meets the columns of the weight."""
     if isinstance(x, ShardTensor) and not isinstance(weight, ShardTensor) and not isinstance(bias, ShardTensor):
         spec = x.spec
-        if 0 <= spec.last_sharded < spec.ndim - 1 and weight.ndim == 2:  # rows, by far the most common
+        if (
+            0 <= spec.last_sharded < spec.ndim - 1 and weight.ndim == 2 and not _is_copied(x)
+        ):  # rows, by far the most common
             local = func(x.local, *align_parameters(x, weight, bias))
             new = spec.derive((*spec.global_shape[:-1], weight.shape[0]), spec.dims, spec.sizes)
             return ShardTensor(local, new)
@@ -94,8 +112,8 @@ def linear(func: TensorFunction, x: Tensor, weight: Tensor, bias: Tensor | None 
     labels: list[Sequence[Hashable]] = [[*rows, "in"], ["out", "in"]]
     summed = any(s.dims[axis] == s.ndim - 1 for s in specs_of(operands) for axis in range(len(s.axes)))
     if bias is not None and not summed:
-        return contract(func, [*operands, bias], [*labels, ["out"]], [*rows, "out"], func)
-    result = contract(func, operands, labels, [*rows, "out"], func)
+        return contract(func, [*operands, bias], [*labels, ["out"]], [*rows, "out"], func, apart=_is_copied(x))
+    result = contract(func, operands, labels, [*rows, "out"], func, apart=_is_copied(x))
     return result if bias is None else result + bias.to(result.dtype)  # autocast casts both
 
 

@@ -196,6 +196,7 @@ def _reshape(func: TorchFunction, x: ShardTensor, shape: Sequence[int]) -> Tenso
         return finish(local.clone() if shares_memory(local, x.local) else local, spec)
     if shares_memory(local, x.local):
         return derived(x, local, spec)
+    local = local.contiguous()  # of expand(): torch does not differentiate writes to elements that are one in memory
 
     def put() -> None:
         if moves or gathered:

@@ -136,8 +136,8 @@ def gather_one(stretches: Sequence[Stretch], index: int, tick: Callable[[float],
 
 
 def check_paths(paths: Sequence[str], folder: str) -> None:
-    """Raise ConfigError or FileNotFoundError where this process, of any machine, does not see data that a process in
-    ``folder`` has opened.
+    """Raise ConfigError or FileNotFoundError if this process cannot see the data that a process in ``folder`` has
+    opened, on any machine.
     """
     for path in paths:
         if not is_url(path) and not os.path.isabs(path) and os.path.realpath(folder) != os.path.realpath(os.getcwd()):
@@ -149,7 +149,7 @@ def check_paths(paths: Sequence[str], folder: str) -> None:
 
 
 def cut_evenly(bounds: IntArray, num_parts: int, part: int) -> tuple[int, int]:
-    """Return the first block of a part and the one after its last, of parts of about equally many rows."""
+    """Return the first and the end block of one part, if blocks are cut into parts of about equally many rows."""
     wanted = bounds[-1] * np.array([part, part + 1]) / num_parts
     first, last = np.searchsorted(bounds, wanted).tolist()
     return int(first), int(last)

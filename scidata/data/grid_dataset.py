@@ -36,7 +36,7 @@ _Cut: TypeAlias = tuple[tuple[Placement, ...], tuple[tuple[int, ...] | None, ...
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Of a field: the shape of this rank's part, and dims and shape of the whole."""
+    """Place of a field: shape of this rank's part, and dims and shape of the whole."""
 
     expected: tuple[int, ...]
     dims: tuple[str, ...]
@@ -100,7 +100,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
 
     @property
     def static_nbytes(self) -> int:
-        """Bytes of this rank's part of them, which are read once and kept, not read with each sample."""
+        """Bytes of this rank's part of the static fields, which is read once and kept."""
         return self._static.nbytes
 
     def blocks(self) -> IntArray:
@@ -169,7 +169,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         dims: Sequence[str] | None = None,
         steps: Steps | None = None,
     ) -> Channels:
-        """Say which channels of one tensor the fields of a sample are: see :meth:`Sample.channels`; reads no values.
+        """Lay out the fields of a sample as channels of one tensor: see :meth:`Sample.channels`; reads no values.
 
         Parameters
         ----------
@@ -216,22 +216,22 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
 
     @property
     def _own_dims(self) -> set[str | None]:
-        """Dims along which samples have labels of their own."""
+        """Dims whose labels differ between samples."""
         return {self.reader.sample_dim}
 
     def own_coords(self, index: int, step: int | None = None) -> dict[str, Array]:
-        """Return those of one sample, or of one of its steps, by dim."""
+        """Return the coordinates of one sample, or of one of its steps, by dim."""
         return self.reader.sample_labels(index, step)
 
     def attributes(self, name: str) -> dict[str, object]:
-        """Return the attributes that a field, or a coordinate, has in the source."""
+        """Return the source's attributes of a field or a coordinate."""
         source = self.reader.sources[0]
         return dict(source.arrays[name].attributes) if name in source.arrays else {}
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def buffer_specs(self) -> dict[str, BufferSpec]:
-        """Return shape and dtype of this rank's part of the fields of a sample, halo included; the same for every one.
+        """Return shape and dtype of this rank's part of each field, halo included; equal for all samples.
 
         Without :attr:`static_fields`, which :meth:`assemble` adds, unless there is a ``local_transform``, which may
         change them.
@@ -259,7 +259,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return {name: value for name, value in super().__getstate__().items() if name != "_static"}
 
     def read_into(self, index: int, out: Mapping[str, Array], *, epoch: int = 0) -> ReadStats:
-        """Read this rank's part into buffers shaped as ``buffer_specs()`` says. Thread-safe, no collectives."""
+        """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         stats = self.reader.read_into(index, out, self._coordinate, epoch=epoch)
         if self._static.specs and get_worker_info() is None:  # its parent adds static fields
             stats += self._static.read()
@@ -273,7 +273,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return {dim: self.reader.cut.local_rows(dim, self._coordinate) for dim in self.reader.cut.axis_of_dim}
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
-        """Read this rank's part, halo included, as plain tensors; of static fields, those that all samples share.
+        """Read this rank's part, halo included, as plain tensors; samples share the tensors of static fields.
 
         Parameters
         ----------
@@ -306,7 +306,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         index: int | list[int] | None = None,
         batched: bool | None = None,
     ) -> Sample[TensorT]:
-        """Wrap local parts, halo included, as a sample of ShardTensors; a sample stays as it is.
+        """Wrap local parts, halo included, as a sample of ShardTensors; a sample is returned unchanged.
 
         Parameters
         ----------
@@ -375,7 +375,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         }
 
     def _sharded(self, tensor: torch.Tensor, dims: tuple[str, ...], global_shape: tuple[int, ...]) -> torch.Tensor:
-        """Make a ShardTensor of this rank's part of values with these dims, after a batch dim where there is one."""
+        """Make a ShardTensor of this rank's part of values with these dims, after a batch dim if there is one."""
         if self._domain is None:
             return tensor
         lead = tensor.ndim - len(dims)

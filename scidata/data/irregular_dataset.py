@@ -86,7 +86,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return self.reader.entities
 
     def counts(self, entity: str | None = None) -> IntArray:
-        """Return how many rows of an entity each sample has, ``(len(self),)``; default of the one that is cut first.
+        """Return how many rows of an entity each sample has, ``(len(self),)``; default: the entity cut first.
 
         For ``DistributedSampler(sizes=...)``. Reads metadata only. All rows, also if an epoch draws some of them.
 
@@ -103,7 +103,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return self.reader.counts(self.reader.entity if entity is None else entity)
 
     def place(self, name: str) -> Place:
-        """Return the entity that a field lives on, and which of its dims that is.
+        """Return a field's entity and the field's dim along it.
 
         Parameters
         ----------
@@ -118,14 +118,14 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return Place(self.reader.info(name).entity, self.reader.entity_dim(name))
 
     def attributes(self, name: str) -> dict[str, object]:
-        """Return the attributes that a field has in the source, its units among them."""
+        """Return the source's attributes of a field, such as its units."""
         if name not in self.fields:
             return {}
         info = self.reader.info(name)
         return {**info.attributes, **({} if info.units is None else {"units": info.units})}
 
     def global_shape(self, name: str, index: int = 0) -> tuple[int, ...]:
-        """Return the shape of a field of one whole sample, or of the rows drawn from it. Samples differ in it.
+        """Return the shape of a field of one whole sample, or of the rows drawn from it. It differs between samples.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return self.reader.global_shape(name, index, epoch=self.epoch)
 
     def statistics(self, name: str) -> StoredMoments | None:
-        """Return mean, deviation and range of a field over all samples, for normalising; None if there are none.
+        """Return mean, deviation and range of a field over all samples, for normalising; None if the store has none.
 
         One figure for each component that samples have of it: of each index of the dims after the entity's.
 
@@ -160,11 +160,11 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     @property
     def epoch(self) -> int:
-        """The epoch whose rows are drawn, with ``subsample``."""
+        """The epoch that determines the drawn rows, with ``subsample``."""
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw anew, with ``subsample``: call it before each epoch, with the same number on every rank.
+        """Draw new rows, with ``subsample``: call it before each epoch, with the same number on every rank.
 
         ``DataLoader.set_epoch`` does. It holds for later reads, also in worker processes that are kept;
         an iterator of :class:`scidata.DataLoader` stays in the epoch in which it began.
@@ -189,7 +189,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     @property
     def costs(self) -> dict[str, Any] | None:
-        """The measured costs that samples are cut by, as JSON has them; None without ``weights="measured"``.
+        """The measured costs by which samples are cut, as JSON values; None without ``weights="measured"``.
 
         They hold for any number of ranks. ``DataLoader.state_dict`` has them, too.
         """
@@ -197,7 +197,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return costs_to_json(reader.costs) if getattr(reader, "is_measured", False) else None
 
     def load_costs(self, costs: Mapping[str, Any]) -> None:
-        """Cut samples by the costs of an earlier run, the same on every rank: those of :attr:`costs`.
+        """Cut samples by the :attr:`costs` of an earlier run, the same on every rank.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         self.reader = reader.recut(costs_from_json(costs, counts))
 
     def measure(self, sample: IrregularSample[Any] | int, seconds: float) -> None:
-        """Note what this rank's part of a sample took, for :meth:`rebalance`. No communication.
+        """Record the time that this rank's part of a sample took, for :meth:`rebalance`. No communication.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             self._seconds[stored] += each
 
     def rebalance(self) -> None:
-        """Cut each sample that was measured by what its parts took, from the next epoch on. Collective over the mesh.
+        """Cut each measured sample by the times of its parts, from the next epoch on. Collective over the mesh.
 
         Iterations that have begun stay with their cut. Samples of which a part was not measured keep theirs. Where
         ranks of several domains measured a part, the mean of each one's sum counts.
@@ -276,7 +276,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     @cached_property
     def reads_alone(self) -> bool:
-        """Whether the store lies on a disk of this machine; of several files, whether the first does."""
+        """Whether the store, or the first of several files, lies on a disk of this machine."""
         return is_local(self.reader.path)
 
     def __repr__(self) -> str:
@@ -308,7 +308,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_local(self, index: int, *, epoch: int | None = None, empty: Empty = np.empty) -> LocalPart:
-        """Read this rank's part of the rows of an epoch, by default the present one. Thread-safe, no collectives.
+        """Read this rank's part of the rows of an epoch, default the present one. Thread-safe, no collectives.
 
         ``empty`` makes the arrays that are read into.
 
@@ -333,20 +333,20 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return part
 
     def _finish_locally(self, fields: Mapping[str, Array]) -> None:
-        """Normalise fields that were read, and have ``local_transform`` work on them, in place."""
+        """Normalise the fields read and apply ``local_transform``, in place."""
         self._normalise_locally(fields)
         apply_locally(self.local_transform, fields)
 
     def empty_local(self) -> LocalPart:
-        """Return this rank's part of a cloud without points, for a sample that is not there: its index is -1."""
+        """Return this rank's part of a cloud without points, for a missing sample: its index is -1."""
         return self.reader.empty_part(self._rank)
 
     def epoch_reader(self, epoch: int | None = None, *, empty: Empty = np.empty) -> Callable[[int], LocalPart]:
-        """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
+        """Return :meth:`read_local` bound to an epoch, default the present one, for reading ahead."""
         return partial(self._read, self.reader, self.epoch if epoch is None else epoch, empty)
 
     def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample[TensorT]:
-        """Wrap a part as a sample of ShardTensors; a sample stays as it is. No communication.
+        """Wrap a part as a sample of ShardTensors; a sample is returned unchanged. No communication.
 
         Parameters
         ----------

@@ -187,8 +187,8 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def edge_index_dict_with_ghosts(self) -> dict[EdgeType, Tensor]:
-        """Like :attr:`edge_index_dict`, each followed by the edges that end at ghosts and that the layers of ``halo``
-        use.
+        """Like :attr:`edge_index_dict`, each followed by the edges that end at ghosts and are used by the layers of
+        ``halo``.
 
         The rows of ``with_ghosts(name)`` of a field of edges; see :meth:`call_on_parts`.
         """
@@ -236,7 +236,7 @@ class IrregularSample(Sample[TensorT]):
         return self._graph_values
 
     def entity_of(self, name: str) -> str:
-        """Return the entity that a field has one row for each of.
+        """Return the entity whose rows a field has.
 
         Parameters
         ----------

@@ -277,7 +277,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return read
 
     def assemble(self, local: Any, *, index: int | list[int] | None = None, batched: bool = False) -> JoinedSample:
-        """Wrap local parts as their data sets do: of one sample or, where all parts are grids, of a batch.
+        """Wrap local parts as their data sets do: of one sample, or of a batch if all parts are grids.
 
         ``index``: of the sample, or of those of a batch; parts that a worker of torch's loader has read know it.
         ``batched``: the tensors have a batch dim 0.

@@ -56,7 +56,7 @@ def numpy_dtype(dtype: torch.dtype | None) -> npt.DTypeLike | None:
 
 
 def cut_of(like: Any) -> GridCut | None:
-    """Return the grid cut that points follow: that of a data set, or one given by bounds along coordinates."""
+    """Return the grid cut for points: that of a data set, or one given by bounds along coordinates."""
     if like is None:
         return None
     if isinstance(like, Mapping):

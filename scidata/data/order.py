@@ -42,14 +42,14 @@ _LEAST_STRETCHES = 16  # of an order by blocks, and two a lane
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Data sets that follow each other in one numbering, and how many entries an epoch takes of each."""
+    """Data sets numbered one after another, and how many entries an epoch takes of each."""
 
     lengths: tuple[int, ...]
     takes: tuple[int, ...]
 
     @classmethod
     def of(cls, lengths: tuple[int, ...], ratios: tuple[float, ...], num_samples: int | None) -> Mixture:
-        """Divide an epoch by ratios: of ``num_samples`` entries, or of as many as no data set must repeat for."""
+        """Divide an epoch by ratios: ``num_samples`` entries, or as many as need no repeated sample."""
         if not lengths or len(lengths) != len(ratios):
             raise ConfigError(f"mix: {len(lengths)} data sets need as many ratios, not {len(ratios)}")
         if min(lengths) == 0:
@@ -75,7 +75,7 @@ class Mixture:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
-    """The arguments that decide the order of every epoch.
+    """The arguments that determine the order of every epoch.
 
     - ``shuffle``, ``seed``: a new order in each epoch, or always ``0, 1, 2, …``.
     - ``weights``: ``(num_samples,)`` float64: how often each sample comes, on average, relative to the others; drawn
@@ -112,7 +112,7 @@ class Order:
 
     @property
     def listed(self) -> bool:
-        """Whether the order is kept whole: a plain one of many entries is computed in stretches instead."""
+        """Whether the whole order is kept; plain orders of many entries are computed block by block instead."""
         return not self._is_plain or len(self) <= MAX_LISTED
 
     @property
@@ -120,7 +120,7 @@ class Order:
         return self.mixture is None and self.weights is None and self.sizes is None and self.blocks is None
 
     def entries(self, epoch: int) -> IntArray:
-        """Return the epoch's sample numbers, ``(len(self),)`` int64. Raises ConfigError: more than are listed."""
+        """Return the epoch's sample numbers, ``(len(self),)`` int64. Raises ConfigError: too many to list."""
         if not self.listed:
             raise ConfigError(
                 f"an order of {len(self)} samples is never held whole; iterate over the sampler, which computes it in "
@@ -129,7 +129,7 @@ class Order:
         return self._list(epoch).astype(np.int64)
 
     def dealt(self, epoch: int, first: int, step: int, count: int) -> Iterator[int]:
-        """Yield ``count`` entries: the ``first``, and each ``step``-th after it; the end is followed by the start."""
+        """Yield ``count`` entries: the ``first``, and each ``step``-th after it, wrapping around at the end."""
         entries_at = self._entries_at(epoch)
         self.__dict__.pop("_kept", None)
         for begin in range(0, count, _BLOCK):
@@ -137,7 +137,7 @@ class Order:
             yield from entries_at(rows % len(self)).tolist()
 
     def digest(self, epoch: int) -> str:
-        """Return a digest of the epoch's entries, whose list is kept: a resumed run notices any change of them."""
+        """Return a digest of the epoch's entries, by which a resumed run notices any change; keep their list."""
         is_new = epoch not in self._lists
         entries_at, size = self._entries_at(epoch), len(self)
         if is_new:
@@ -150,7 +150,7 @@ class Order:
         return digest.hexdigest()[:16]
 
     def _entries_at(self, epoch: int) -> Callable[[IntArray], _Numbers]:
-        """Return the function from places in the epoch's order to sample numbers; it holds a list, if there is one."""
+        """Return the function from places in the epoch's order to sample numbers; it may hold a list."""
         if self._is_plain and not self.shuffle:
             return lambda rows: rows
         if not self.listed:
@@ -166,7 +166,7 @@ class Order:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lists", "_kept")}
 
     def _list(self, epoch: int) -> IntArray:
-        """Return the epoch's sample numbers in as few bytes as hold them."""
+        """Return the epoch's sample numbers in the smallest integer dtype."""
         found = self._lists.get(epoch)
         if found is None:
             found = self._lists[epoch] = self._made(epoch).astype(_dtype_of(self.num_samples), copy=False)
@@ -234,7 +234,7 @@ class Order:
         return interleaved.astype(np.int64, copy=False)
 
     def _in_lanes(self, entries: IntArray, first: int, stream: np.random.Generator) -> IntArray:
-        """Put entries, of samples that are numbered from ``first`` on, into lanes."""
+        """Put entries into lanes; the first of their samples has number ``first``."""
         assert self.blocks is not None
         blocks = self.blocks[first + entries]
         stretches = blocks if self.stretches is None else self.stretches[first + entries]
@@ -257,7 +257,7 @@ def _dtype_of(count: int) -> npt.DTypeLike:
 
 
 def _lanes_of(blocks: IntArray, stretches: IntArray, lanes: int, stream: np.random.Generator) -> IntArray:
-    """Return the order of entries: stretches of blocks, in random order, dealt to lanes; one entry of each in turn.
+    """Return the order of entries: random stretches of blocks are dealt to lanes; each gives one entry in turn.
 
     Each lane has as many entries as the others, to a block. Entries of a block, shuffled before, keep their order.
     Where there are few blocks, stretches are cut.
@@ -282,7 +282,7 @@ def _lanes_of(blocks: IntArray, stretches: IntArray, lanes: int, stream: np.rand
 
 
 def _shuffled(rows: IntArray, count: int, keys: npt.NDArray[np.uint64]) -> IntArray:
-    """Return where a keyed bijection of ``[0, count)`` sends ``rows``.
+    """Map ``rows`` by a keyed bijection of ``[0, count)``.
 
     A Feistel network on the next power of two (Luby and Rackoff 1988), which is walked again from whatever lands
     beyond ``count`` until it lands below (Black and Rogaway 2002): fewer than two walks on average.
@@ -295,7 +295,7 @@ def _shuffled(rows: IntArray, count: int, keys: npt.NDArray[np.uint64]) -> IntAr
 
 
 def _feistel(values: npt.NDArray[np.uint64], bits: int, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Mix each half of the bits with a hash of the other, in turn; halves of odd numbers of bits differ by one."""
+    """Mix each half of the bits with a hash of the other, in turn; halves of an odd number of bits differ by one."""
     low = np.uint64(bits // 2)
     masks = np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
     halves = [values & masks[0], values >> low]
@@ -306,7 +306,7 @@ def _feistel(values: npt.NDArray[np.uint64], bits: int, keys: npt.NDArray[np.uin
 
 
 def _hashed(values: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014) of values and a key."""
+    """Hash values and a key by SplitMix64's finaliser (Steele, Lea and Flood 2014)."""
     mixed = (values ^ key) * np.uint64(0x9E3779B97F4A7C15) + key
     mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

@@ -57,11 +57,11 @@ class PatchDataset(ShardedDataset[TensorT]):
 
     @property
     def epoch(self) -> int:
-        """The epoch whose places are drawn."""
+        """The epoch that determines the drawn places."""
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw places anew: call it before each epoch, with the same number on every rank.
+        """Draw new places: call it before each epoch, with the same number on every rank.
 
         ``DataLoader.set_epoch`` does. An iterator of a loader stays in the epoch in which it began.
 
@@ -82,7 +82,7 @@ class PatchDataset(ShardedDataset[TensorT]):
         self._epoch.fill_(check_int("epoch", epoch, least=0))
 
     def origin(self, index: int, *, epoch: int | None = None) -> dict[str, int]:
-        """Return the first row of a patch along each of its dims, of those that crop and stride leave.
+        """Return the first row of a patch along each of its dims, counted in the rows left by crop and stride.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class PatchDataset(ShardedDataset[TensorT]):
         return {self.reader.sample_dim, *self.reader.patches.dims}
 
     def labels_of(self, name: str, dim: str) -> Sequence[object] | None:
-        """Return the labels of a field's rows along a dim that patches have all rows of."""
+        """Return the labels of a field's rows along a dim that patches do not cut."""
         return None if dim in self.reader.patches.dims else super().labels_of(name, dim)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class PatchDataset(ShardedDataset[TensorT]):
         }
 
     def read_into(self, index: int, out: Mapping[str, Array], *, epoch: int | None = None) -> ReadStats:
-        """Read this rank's part of a patch of an epoch, default the one that was set, into buffers. Thread-safe."""
+        """Read this rank's part of a patch of an epoch, default the present one, into buffers. Thread-safe."""
         epoch = self.epoch if epoch is None else epoch
         if _PLACE in out:
             out[_PLACE][...] = self._origin(index, epoch)
@@ -141,7 +141,7 @@ class PatchDataset(ShardedDataset[TensorT]):
     def epoch_reader(
         self, epoch: int | None = None, *, empty: Empty = np.empty
     ) -> Callable[[int], dict[str, torch.Tensor]]:
-        """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
+        """Return :meth:`read_local` bound to an epoch, default the present one, for reading ahead."""
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch)
 
     # -- wrapping ------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class PatchDataset(ShardedDataset[TensorT]):
     def assemble(
         self, local: Mapping[str, torch.Tensor], *, index: int | list[int] | None = None, batched: bool | None = None
     ) -> Sample[TensorT]:
-        """Wrap local parts, as :meth:`read_local` gives them, as a patch of ShardTensors, or a batch of them.
+        """Wrap local parts, the results of :meth:`read_local`, as a patch of ShardTensors, or a batch of patches.
 
         As :meth:`ShardedDataset.assemble`. Without ``"#patch"``, places are those of ``index`` in the present epoch.
         """
@@ -184,7 +184,7 @@ class PatchDataset(ShardedDataset[TensorT]):
         return any(dim in self.reader.cut.halo for dim in self.reader.patches.dims)
 
     def _view(self, origins: Sequence[Origin]) -> Self:
-        """Return this data set for patches whose halo is clipped at the edges of the grid as all of these are."""
+        """Return this data set for patches whose halo is clipped at the same edges of the grid."""
         cuts = [self.reader.cut.at(origin) for origin in origins] if self._reaches else [self.reader.cut]
         every = {dim: [cut.beyond(dim) for cut in cuts] for dim in self.reader.patches.dims}
         beyond = {dim: (min(a for a, _ in each), min(b for _, b in each)) for dim, each in every.items()}
@@ -249,7 +249,7 @@ class PatchDataset(ShardedDataset[TensorT]):
     def normalise(
         self, stats: Statistics, *, fields: str | Sequence[str] | None = None, method: str = "mean_std"
     ) -> Self:
-        """Return a data set of normalised patches, as data sets do; statistics are not by row of a patch."""
+        """Return a data set of normalised patches; statistics by row along a dim of patches are refused."""
         made = super().normalise(stats, fields=fields, method=method)
         for name, scale in made.normalising.items():
             for dim, size in zip(scale.dims, scale.shift.shape, strict=True):
@@ -263,7 +263,7 @@ class PatchDataset(ShardedDataset[TensorT]):
 
 @dataclass(frozen=True, eq=False)
 class PlacedOrigin:
-    """The data set that a patch is of, and the patch's place."""
+    """The data set of a patch, and the patch's place."""
 
     dataset: PatchDataset[Any]
     place: torch.Tensor

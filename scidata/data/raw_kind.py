@@ -30,7 +30,7 @@ def _open(path: str, allow_external: bool) -> Source:
 def kind_of_raw(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: ReadOptions, *, like_grid: bool = False
 ) -> tuple[str, Source | None]:
-    """Return ``"grid"`` or ``"points"``, and the first file where it was opened for that; refuse others with a remedy.
+    """Return ``"grid"`` or ``"points"``, and the first file if it was opened; refuse other kinds with a remedy.
 
     The first of several files decides, unless the options name a kind. A cloud with options that only grids have, or
     with ``like_grid``, is a grid. Raises FileNotFoundError: nothing is there; UnsupportedFormatError: a mesh or a
@@ -65,7 +65,7 @@ def kind_of_raw(
 def partition_command(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], kind: str, reason: str, source: Source | None
 ) -> str:
-    """Return the command that writes raw files as a store; ``kind`` and ``reason`` are those of ``kind_of``."""
+    """Return the command that writes raw files as a store; ``kind`` and ``reason`` come from ``kind_of``."""
     given = [path] if isinstance(path, str | os.PathLike) else list(path)
     shown = " ".join(shlex.quote(os.fspath(each)) for each in given) if len(given) <= _MOST_NAMED else "SOURCE..."
     mesh = " --mesh TOPOLOGY" if reason.endswith(ELSEWHERE) else ""

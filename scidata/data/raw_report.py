@@ -48,7 +48,7 @@ class ArrayReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreReport:
-    """The findings of :func:`inspect_store`.
+    """Result of :func:`inspect_store`.
 
     - ``paths``, ``format``: the files of the series, and the format of the first.
     - ``kind``, ``kind_reason``: ``grid``, ``points``, ``mesh`` or ``graph``, and the sign of it.
@@ -73,7 +73,7 @@ class StoreReport:
 
 
 def inspect_store(path: str | Sequence[str]) -> StoreReport:
-    """Describe a store, or the files of a series, from metadata and coordinates; raises as opening it does."""
+    """Describe a store, or the files of a series, from metadata and coordinates; raises the errors of opening it."""
     paths = expand_paths(path)
     if is_store(paths[0]):
         raise UnsupportedFormatError(
@@ -116,7 +116,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
 
 
 def _reader_warnings(reader: GridReader) -> Iterator[str]:
-    """Yield remarks on arrays that are left out, assumptions, and gaps between samples."""
+    """Yield warnings about omitted arrays, assumptions, and gaps between samples."""
     if reader.choice.left_out:
         yield left_out_text(reader.choice.left_out, reader.choice.reference.name)
     yield from filter(None, (reader.choice.taken_text, *reader.gap_texts))
@@ -127,7 +127,7 @@ def _reader_warnings(reader: GridReader) -> Iterator[str]:
 
 
 def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:
-    """List differences of further files, each a sample of its own, from the first."""
+    """List how further files, each a sample, differ from the first."""
     if len(paths) == 1:
         return
     shown = min(len(paths), _MOST_COMPARED)
@@ -142,7 +142,7 @@ def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:
 
 
 def _windows(source: Source) -> Iterator[str]:
-    """Name the columns of times that windows of a table may be of."""
+    """Name the columns of times from which a table can take windows."""
     rows = common_points(source) or ()
     size = rows[0].shape[:1] if rows else ()
     names = [x.name for x in source.arrays.values() if rows and x.shape[:1] == size and tells_time(x)]
@@ -151,7 +151,7 @@ def _windows(source: Source) -> Iterator[str]:
 
 
 def _differences(first: Source, other: Source) -> Iterator[str]:
-    """Name arrays that two files do not both have with the same dtype and dims; lengths differ between samples."""
+    """Name arrays missing from one of two files, or of other dtype or dims; lengths may differ between samples."""
     if lacking := [name for name in first.arrays if name not in other.arrays]:
         yield f"lacks {', '.join(lacking)}"
     if added := [name for name in other.arrays if name not in first.arrays]:
@@ -186,7 +186,7 @@ def _array_report(layout: ArrayLayout, is_data: bool) -> ArrayReport:
 
 
 def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None]:
-    """Open the store as ``open_dataset`` would on two ranks; or return why that fails."""
+    """Open the store as ``open_dataset`` would on two ranks; if that fails, return the reason."""
     try:
         return GridReader(paths, ReadOptions(num_threads=1), axis_sizes={"domain": 2}), None
     except (SciDataError, OSError) as e:
@@ -201,7 +201,7 @@ def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None
 def _layout_warnings(
     source: Source, names: Sequence[str], sample_dim: str | None, shard_dim: str | None
 ) -> Iterator[str]:
-    """List causes of slow reads: a line for each, of the field where it is worst, with the others that have it."""
+    """List causes of slow reads, one line each: the worst field, with the other affected fields."""
     dims = {name: source.arrays[name].dims for name in names}
     if unnamed := [name for name in names if dims[name] and all(re.fullmatch(r"dim_\d+", d) for d in dims[name])]:
         yield f"{_listed(unnamed)}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"
@@ -220,7 +220,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _causes(layout: ArrayLayout, sample_dim: str | None, shard_dim: str | None) -> Iterator[tuple[str, float, str]]:
-    """Yield causes of slow reads of one field: which, how bad, and in words."""
+    """Yield causes of slow reads of one field: the kind, the severity, and a description."""
     sizes = dict(zip(layout.dims, layout.shape, strict=True))
     chunk = dict(zip(layout.dims, layout.chunks, strict=True))
     num_chunks, mib = math.prod(layout.num_chunks), layout.chunk_nbytes / 1024**2

@@ -1,4 +1,4 @@
-"""Samples, which data sets hand out: the named fields of one sample, or of a batch of them."""
+"""Samples of data sets: the named fields of one sample, or of a batch."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ Coordinate: TypeAlias = torch.Tensor | Array
 
 
 class _Coords(dict[str, Coordinate]):
-    """Coordinates by dim, which name near matches of a dim that has none."""
+    """Coordinates by dim; the error for an unknown dim suggests similar names."""
 
     def __missing__(self, dim: str) -> Coordinate:
         raise UnknownNameError(f"the sample has no coordinate {dim!r}{near_matches(dim, self)}")
 
 
 class Origin(Protocol):
-    """The data set that a sample is of, as far as the sample asks it."""
+    """The interface between a sample and its data set."""
 
     has_coords: bool
 
     def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
-        """Return the coordinates that all samples have, by dim."""
+        """Return the coordinates shared by all samples, by dim."""
 
     def own_coords(self, index: int, step: int | None = None) -> dict[str, Array]:
-        """Return those of one sample, or of one of its steps, by dim, as NumPy has them."""
+        """Return the coordinates of one sample, or of one of its steps, by dim, as NumPy arrays."""
 
     def attributes(self, name: str) -> Mapping[str, object]:
-        """Return the attributes that a field, or a coordinate, has in the source."""
+        """Return the source's attributes of a field or a coordinate."""
 
     def steps_of(self, name: str) -> tuple[str | None, tuple[int, ...]]:
-        """Return the dim of steps, and those that samples have of a field: none of static ones, all of unknown ones."""
+        """Return the step dim and the steps of a field in each sample: none for static fields, all for unknown ones."""
 
     def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
-        """Return where the steps, or one of them, of one sample come from."""
+        """Return the sources of all steps of a sample, or of one."""
 
 
 def call_transform(transform: Callable[[Any], Any] | None, sample: Any) -> Any:
-    """Return what a data set's transform makes of a sample, or a joined one; an error says where that comes from."""
+    """Apply a data set's transform to a sample, or a joined one; an error names the transform's origin."""
     if transform is None:
         return sample
     try:
@@ -60,7 +60,7 @@ def call_transform(transform: Callable[[Any], Any] | None, sample: Any) -> Any:
 
 
 class Sample(Mapping[str, TensorT]):
-    """Fields by name, with the dimensions they have.
+    """Fields by name, with their dims.
 
     To type checkers a ``Sample[ShardTensor]`` is one of a data set opened with a mesh, and may be passed where
     ``Sample`` is asked for.
@@ -111,7 +111,7 @@ class Sample(Mapping[str, TensorT]):
     if not TYPE_CHECKING:  # to type checkers a sample has the attributes that it has
 
         def __getattr__(self, name: str) -> Any:
-            """Say that fields are keys."""
+            """Raise AttributeError that points to ``sample[name]``."""
             if name in self.__dict__.get("_fields", ()):
                 raise AttributeError(f"{name!r} is a field, and fields of a sample are its keys: sample[{name!r}]")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -136,7 +136,7 @@ class Sample(Mapping[str, TensorT]):
         self._draws, self._generator = (seed, epoch), None
 
     def _with(self, **changed: object) -> Self:
-        """Return a copy with some attributes changed, which goes on with this sample's random numbers."""
+        """Return a copy with some attributes changed, which continues this sample's random stream."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__ | {"dims": dict(self.dims)} | changed)
         if isinstance(self.index, int):
@@ -147,7 +147,7 @@ class Sample(Mapping[str, TensorT]):
 
     @property
     def source(self) -> tuple[SampleSource, ...]:
-        """Where the values come from: file, row and time of each step; of a batch, of one sample after another.
+        """Sources of the values: file, row and time of each step; in a batch, sample after sample.
 
         The files of a sample that a data set has read, whatever was done to it since; ``()`` of one made by hand.
 
@@ -172,7 +172,7 @@ class Sample(Mapping[str, TensorT]):
 
     @property
     def coords(self) -> dict[str, Coordinate]:
-        """The coordinates of grids, by dim, where the data set was opened with ``coords=True``.
+        """The coordinates of grids, by dim, if the data set was opened with ``coords=True``.
 
         Numbers are tensors ``(rows,)`` on the fields' device, of a sharded dim a ShardTensor with the fields' bounds
         and halo. Times are NumPy's ``datetime64`` (objects of cftime in other calendars). Those of the sample's own
@@ -213,7 +213,7 @@ class Sample(Mapping[str, TensorT]):
         dims: Sequence[str] | None = None,
         steps: Steps | None = None,
     ) -> Channels:
-        """Say which channels of one tensor fields of different rank are: surface fields, levels, steps.
+        """Lay out fields of different rank (surface fields, levels, steps) as channels of one tensor.
 
         Parameters
         ----------
@@ -256,7 +256,7 @@ class Sample(Mapping[str, TensorT]):
         dims: Sequence[str] | None = None,
         steps: Steps | None = None,
     ) -> TensorT:
-        """Return fields of different rank as channels of one tensor, ``(channel, lat, lon)``; of a batch, after it.
+        """Return fields of different rank as channels of one tensor, ``(channel, lat, lon)`` after any batch dim.
 
         Call :meth:`channels` with the same arguments to know which channel is which field, and to take the tensor apart
         again. ShardTensors give a ShardTensor with the halo that was read; no communication.
@@ -290,7 +290,7 @@ class Sample(Mapping[str, TensorT]):
         return self.channels(fields, dims=dims, steps=steps).stack(self)
 
     def shown_dims(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of dims that mean the same in all fields."""
+        """Return the dim names that mean the same in all fields."""
         return self.dims
 
     def to_xarray(self) -> Any:
@@ -317,7 +317,7 @@ class Sample(Mapping[str, TensorT]):
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return a sample whose fields went through ``Tensor.to`` with these arguments.
+        """Return a sample whose fields were passed through ``Tensor.to`` with these arguments.
 
         Parameters
         ----------
@@ -334,7 +334,7 @@ class Sample(Mapping[str, TensorT]):
         return self.replace({name: tensor.to(*args, **kwargs) for name, tensor in self.items()})
 
     def step(self, k: int) -> Self:
-        """Return one of the steps of a sample, or of a batch: fields without the dim of steps, their halo kept.
+        """Return one step of a sample or of a batch: fields without the step dim; their halo is kept.
 
         Coordinates and :attr:`source` are those of that step. Fields without steps, static ones and a model's, stay;
         those that have other steps are left out.
@@ -379,7 +379,7 @@ class Sample(Mapping[str, TensorT]):
         return self.dims[name].index(dim) if dim in self.dims[name] else None
 
     def replace(self, fields: Mapping[str, torch.Tensor], *, dims: Mapping[str, Sequence[str]] | None = None) -> Self:
-        """Return a sample with these fields besides, or instead of, the ones it has.
+        """Return a sample with these fields added or replaced.
 
         For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A field has the dims of
         the old one of its name, or of one of the same shape, or those of them that its sizes leave no doubt of, such as
@@ -415,7 +415,7 @@ class Sample(Mapping[str, TensorT]):
         return self._with(_fields=merged, dims=self.dims | dims_of_made(fields, old, dims))
 
     def _picked(self, k: int, picked: Mapping[str, tuple[int, int] | None]) -> Self:
-        """Return one step, with these fields, of each of which the row of an axis is taken."""
+        """Return step ``k`` with these fields, each reduced to one row of an axis if one is given."""
         fields, dims = {}, {}
         for name, at in picked.items():
             fields[name] = self[name] if at is None else take(self[name], *at)
@@ -424,7 +424,7 @@ class Sample(Mapping[str, TensorT]):
         return self._with(_fields=fields, dims=dims, members=members)
 
     def map_fields(self, functions: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Self:
-        """Return a sample of which some fields went through functions that leave each value where it is.
+        """Return a sample with elementwise functions applied to some fields.
 
         Parameters
         ----------

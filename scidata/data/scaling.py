@@ -1,4 +1,4 @@
-"""Normalising: ``(x - shift) / scale`` in place on arrays that were read, and back again on tensors of any kind."""
+"""Normalising: ``(x - shift) / scale`` in place on arrays read from files, and its inverse on any tensors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _FEW = 1 << 10  # of fewer that share shift and scale, all are done by broadcast
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scale:
-    """How one field is normalised; ``shift`` and ``scale`` are float64, with each of ``dims``, of 1 or all rows."""
+    """Normalisation of one field; ``shift`` and ``scale`` are float64 with all of ``dims``, each of size 1 or full."""
 
     dims: tuple[str, ...]
     shift: FloatArray
     scale: FloatArray
 
     def local(self, rows: Mapping[str, IntArray]) -> Scale:
-        """Return that of a part of the field, which has these of its rows along some dims."""
+        """Return the scale for a part of the field with these rows along some dims."""
         shift, scale = self.shift, self.scale
         for axis, dim in enumerate(self.dims):
             if dim in rows and shift.shape[axis] > 1:
@@ -78,7 +78,7 @@ class Scale:
     def inverse(
         self, x: torch.Tensor, dims: Sequence[str] | None = None, *, step_dim: str | None = None
     ) -> torch.Tensor:
-        """Return ``x * scale + shift``, differentiable, of a tensor with the field's dims; ``step_dim`` may lack."""
+        """Return ``x * scale + shift``, differentiable; ``x`` has the field's dims, perhaps without ``step_dim``."""
         if dims is None:
             own = [dim for dim in self.dims if dim != step_dim] if x.ndim < len(self.dims) else self.dims
             if x.ndim < len(own):
@@ -97,7 +97,7 @@ class Scale:
 
 
 def numbers_of(scales: Mapping[str, Scale]) -> dict[str, object]:
-    """Return shift and scale of each field as lists: equal where data sets are normalised alike."""
+    """Return shift and scale of each field as lists; equal normalisations give equal lists."""
     return {name: (scale.dims, scale.shift.tolist(), scale.scale.tolist()) for name, scale in scales.items()}
 
 
@@ -122,7 +122,7 @@ def scales_of(
     chosen: str | Sequence[str],
     method: str,
 ) -> dict[str, Scale]:
-    """Return shift and scale of each chosen field; ``passes`` know the labels of its rows."""
+    """Return shift and scale of each chosen field; ``passes`` provide the labels of its rows."""
     check_choice("method", method, METHODS)
     if not isinstance(stats, Statistics):
         raise ConfigError(
@@ -161,7 +161,7 @@ def _scale_of(name: str, dims: tuple[str, ...], rows: FieldPass, stats: Statisti
 
 
 def _places(name: str, dim: str, rows: FieldPass, stats: Statistics, size: int) -> IntArray:
-    """Return which row of the statistics each of the data set's along a dim has."""
+    """Return the statistics' row for each row of the data set along a dim."""
     if dim not in rows.kept:
         raise FieldMismatchError(
             f"normalise: statistics of {name!r} are by {dim!r}, which the field does not have"

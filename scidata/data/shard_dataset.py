@@ -1,4 +1,4 @@
-"""``shard_dataset``: a map-style data set of whole tensors, cut over the domain as grids are.
+"""``shard_dataset``: a map-style data set of whole tensors, cut over the domain like grids.
 
 Its samples are rows of one store along the dim ``sample``, each a chunk that only ``dataset[i]`` can read, so that all
 that grids have serves it: halos, bounds, steps, plans, statistics, a node's ranks that read for each other.
@@ -191,7 +191,7 @@ class TensorSource:
         )
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
-        """Say that every sample is there."""
+        """Report every sample as present."""
         nowhere = np.zeros(len(chunks), np.int64)
         return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
 
@@ -214,14 +214,14 @@ class TensorSource:
         return {name: hashlib.sha256(sample[name].tobytes()).hexdigest()[:8] for name in self.arrays}
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Nothing is known of files."""
+        """Do nothing: there are no known files."""
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
-        """Name no files: ranks of one run alone share samples."""
+        """Return no files: only ranks of one run share samples."""
         return self._files
 
     def close(self) -> None:
-        """Let go of the samples that are kept."""
+        """Drop the cached samples."""
         self._samples.clear()
 
     def __getstate__(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A stream of an accelerator beside the one that computes: for copies, and for transforms of batches."""
+"""A second stream of an accelerator, beside the computing one: for copies, and for transforms of batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scidata.device_mesh.devices import on_stream
 
 
 class SideStream:
-    """A stream of an accelerator with its index (threads have a current device of their own), made where it is used."""
+    """A stream of an accelerator, made on first use; its index is explicit, as threads have own current devices."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -22,7 +22,7 @@ class SideStream:
 
     @contextmanager
     def current(self, *, after: bool = False) -> Iterator[torch.Stream]:
-        """Make it the current stream; ``after``: behind all that the current one has to do yet."""
+        """Make it the current stream; ``after``: wait for the work queued on the previously current one."""
         with self._lock:
             if self._stream is None:
                 self._stream = torch.Stream(self._device)
@@ -32,19 +32,19 @@ class SideStream:
             yield self._stream
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.Event]:
-        """Issue copies to the device, and record their event; does not wait for it."""
+        """Issue copies to the device and record their event, without waiting."""
         with self.current():
             copies = [t.to(self._device, non_blocking=True) for t in tensors]
             return copies, self.record()
 
     def record(self) -> torch.Event:
-        """Return the event of all that the stream has been given so far."""
+        """Return the event of all work queued on the stream so far."""
         event = torch.Event(self._device)
         event.record(self._stream)
         return event
 
     def hand_over(self, tensors: Iterable[Tensor], event: torch.Event | None = None) -> None:
-        """Make the current stream, not the host, wait for the event, or for all of this stream, and use tensors."""
+        """Make the current stream, not the host, wait for the event, or for this stream, before using tensors."""
         current = torch.accelerator.current_stream(self._device)
         if event is not None:
             current.wait_event(event)

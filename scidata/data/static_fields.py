@@ -1,4 +1,4 @@
-"""Fields that are the same in all samples: read once in each process, and kept once on each device."""
+"""Fields that are equal in all samples: read once in each process, kept once on each device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Read: TypeAlias = Callable[[Mapping[str, Array]], ReadStats]
 
 
 class StaticFields:
-    """This rank's part of the fields that all samples share. Thread-safe.
+    """This rank's part of the fields shared by all samples. Thread-safe.
 
     Samples hold views of one tensor. A change in place is noticed by the tensor's version: samples that are handed out
     later have the field read anew. ``read`` gives the fields decoded and normalised; ``cast`` makes dtypes that NumPy
@@ -34,11 +34,11 @@ class StaticFields:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them, that each process keeps on each device that it uses."""
+        """Bytes of all fields; each process keeps them on each device that it uses."""
         return sum(spec.nbytes for spec in self.specs.values())
 
     def read(self) -> ReadStats:
-        """Read fields that were not read yet, or were changed in place since; return the statistics of these reads."""
+        """Read fields that are unread, or were changed in place; return the statistics of these reads."""
         if all(_is_as_it_was(self._host.get(name)) for name in self.specs):
             return ReadStats()
         with self._lock:
@@ -52,7 +52,7 @@ class StaticFields:
         return stats
 
     def on(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return views of them on a device."""
+        """Return views of the fields on a device."""
         self.read()
         found = {}
         for name in self.specs:

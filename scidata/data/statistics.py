@@ -46,7 +46,7 @@ def statistics(
     client: object = None,
     tick: Callable[[float, float], None] | None = None,
 ) -> Statistics:
-    """Return mean, deviation and extremes of each field over the samples, and of its differences from step to step.
+    """Return mean, deviation and extremes of each field over the samples, and of its differences between steps.
 
     One pass in the order of the data, in bounded memory: each chunk is decoded once. Sums are exact, and rounded once
     at the end, so the same values give the same bits for any number of ranks, jobs or files. Without a mesh, or with
@@ -160,7 +160,7 @@ def statistics(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Leaf:
-    """A data set that reads, and which of its samples are asked for."""
+    """A data set that reads files, and the requested samples of it."""
 
     dataset: DomainDataset[Any, Any]
     samples: IntArray
@@ -172,7 +172,7 @@ class _Leaf:
 
 
 def _leaves(dataset: object, samples: IntArray | None = None) -> list[_Leaf]:
-    """Return the data sets that a combination is made of, each with those of its samples that are in it."""
+    """Return the data sets of a combination, each with its samples in the combination."""
     if isinstance(dataset, DomainDataset):
         if dataset.detached:
             raise ConfigError("statistics needs the mesh, which a worker process does not have; call it in the parent")
@@ -220,7 +220,7 @@ def _stored(
 
 
 def _kept_by(dataset: Any, by: Sequence[str], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, tuple[str, ...]]:
-    """Return the dims that each field's statistics are kept by."""
+    """Return the dims by which each field's statistics are kept."""
     known = {name: [dim for dim in rows[0].dims if dim in rows[0].kept] for name, rows in passes.items()}
     every = list(dict.fromkeys(dim for dims in known.values() for dim in dims))
     check_known("statistics: by names", by, every, ", along which no field has rows that all samples share")
@@ -240,7 +240,7 @@ def _kept_by(dataset: Any, by: Sequence[str], passes: Mapping[str, Sequence[Fiel
 
 
 def _labels(dim: str, passes: Sequence[Sequence[FieldPass]]) -> Labels:
-    """Return the labels of the rows of a dim, the same in all data sets; ``passes`` of each field that has it."""
+    """Return the labels of a dim's rows, equal in all data sets; ``passes`` of each field with the dim."""
     labels: Labels = None
     for of_field in passes:
         sizes, found = {rows.size(dim) for rows in of_field}, [rows.labels(dim) for rows in of_field]
@@ -265,7 +265,7 @@ def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) 
 
 
 def _cuts(bounds: IntArray, ranks: _Ranks, executor: Executor) -> list[tuple[int, int]]:
-    """Return the blocks of a pass that this rank reads, in the parts that are read side by side."""
+    """Return the blocks of a pass that this rank reads, by parallel part."""
     if not len(bounds) or bounds[-1] == 0:
         return []
     num = executor.num_parts(len(bounds) - 1)
@@ -276,7 +276,7 @@ def _cuts(bounds: IntArray, ranks: _Ranks, executor: Executor) -> list[tuple[int
 def _gathered(
     stretches: Sequence[Stretch], paths: Sequence[str], executor: Executor, tick: Tick, *, alone: bool
 ) -> dict[str, FieldMoments]:
-    """Gather all stretches, and add up those of a field as they come: the sums are exact, in any order."""
+    """Gather all stretches and merge those of a field as they arrive: sums are exact in any order."""
     work = Work(
         job=functools.partial(gather_one, stretches),
         name="part",
@@ -319,7 +319,7 @@ def _field(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ranks:
-    """This rank's part of each sample, its share of the samples, and the groups of ranks to add sums up with."""
+    """This rank's part of each sample, its share of the samples, and the groups over which sums are added."""
 
     part: int
     share: int
@@ -348,7 +348,7 @@ class _Ranks:
         return math.prod(dist.get_world_size(group) for group in self.groups)
 
     def merged(self, gather: Callable[[], dict[str, FieldMoments]], digest: str) -> dict[str, FieldMoments]:
-        """Return the sums of all ranks; where one of them has failed, raise on all. Collective, one exchange."""
+        """Return the sums of all ranks; raise on all if one has failed. Collective, one exchange."""
         if not self.groups:
             return gather()
         own: Exception | None = None

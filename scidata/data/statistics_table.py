@@ -29,7 +29,7 @@ Labels: TypeAlias = tuple[float | int | str, ...] | None
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FieldStatistics(RoundedMoments):
-    """Statistics of one field: arrays of shape ``()``, or one number for each row of the dims they are kept by.
+    """Statistics of one field: arrays of shape ``()``, or one number per row of the kept dims.
 
     - ``count``, ``missing``, ``infinite``: int64: numbers of finite values, of NaN (also from decoded fill values), and
       of infinite values.
@@ -55,7 +55,7 @@ class FieldStatistics(RoundedMoments):
 
     @property
     def difference_count(self) -> IntArray:
-        """Differences between two finite values, one step apart."""
+        """Number of differences between two finite values one step apart."""
         return self._steps.count
 
     @property
@@ -65,17 +65,17 @@ class FieldStatistics(RoundedMoments):
 
     @property
     def difference_std(self) -> FloatArray:
-        """Their standard deviation, of the population."""
+        """Population standard deviation of these differences."""
         return self._steps.std
 
     @property
     def difference_min(self) -> FloatArray:
-        """The least of them."""
+        """Smallest of these differences."""
         return self._steps.min
 
     @property
     def difference_max(self) -> FloatArray:
-        """The greatest of them."""
+        """Largest of these differences."""
         return self._steps.max
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class FieldStatistics(RoundedMoments):
 
 
 def span(values: FloatArray) -> str:
-    """Return a number, or the least and the greatest of several."""
+    """Return a number, or the smallest and the largest of several."""
     known = values[np.isfinite(values)]
     if not known.size:
         return "nan"
@@ -143,7 +143,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         return len(self.fields)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write JSON that people can read too; numbers come back bit for bit. Of several ranks let one do it.
+        """Write readable JSON; numbers are restored bit for bit. Call it on one rank only.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         return _Reading(name).statistics(data)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Return a record of plain numbers for each field and each row of the dims that it is kept by.
+        """Return a record of plain numbers for each field and each row of its kept dims.
 
         Examples
         --------
@@ -246,7 +246,7 @@ T = TypeVar("T")
 
 
 def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
-    """Raise OutputError where a file cannot be written, as far as looking tells, or lies in an input."""
+    """Raise OutputError if a file evidently cannot be written, or lies in an input."""
     if os.path.isdir(path):
         raise OutputError(f"{path}: is a folder; name a file in it, {os.path.join(path, 'stats.json')} say")
     check_apart(path, inputs, "the file of statistics")
@@ -258,7 +258,7 @@ def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
 
 
 def as_plain(stats: Statistics) -> dict[str, object]:
-    """Return statistics as plain values that JSON holds; NaN is None."""
+    """Return statistics as JSON values; NaN becomes None."""
     return {
         "format": _FORMAT,
         "version": _VERSION,
@@ -300,7 +300,7 @@ def _lines(value: object, indent: str) -> list[str]:
 
 
 class _Reading:
-    """Checks the content of a file, and names the place of a fault."""
+    """Checks a file's content; errors name the place of a fault."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Statistics that are stored with the data: in a store's manifest, and in anemoi's arrays by variable."""
+"""Statistics stored with the data: in a store's manifest, and in anemoi's arrays by variable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ANEMOI = {"mean": "mean", "std": "stdev", "min": "minimum", "max": "maximum"}
 def statistics_of_store(
     reader: StoreReader, name: str, samples: IntArray, by: Sequence[str], *, differences: bool, exactly: bool
 ) -> FieldStatistics | None:
-    """Return a field's statistics from a store's manifest, where they answer the question; else None.
+    """Return a field's statistics from a store's manifest if they answer the question, else None.
 
     It is of all samples, times and rows, as they are stored, and counts the finite values; ``exactly`` asks for all
     values to be finite, since it does not tell missing ones from infinite ones, and for means that are not far away in
@@ -62,7 +62,7 @@ def statistics_of_store(
 
 
 def _is_precise(means: AnyArray, figures: RoundedMoments) -> bool:
-    """Whether figures that were merged, each rounded before, are those of all values to 1e-12.
+    """Whether statistics merged from rounded parts are exact to 1e-12.
 
     The rounding of the means enters the deviation: of values around 1e6 that differ by 1, it was 5e-12.
     """
@@ -70,7 +70,7 @@ def _is_precise(means: AnyArray, figures: RoundedMoments) -> bool:
 
 
 def _merged(parts: dict[str, AnyArray], size: AnyArray) -> RoundedMoments:
-    """Merge statistics along the last axis (Chan, Golub, LeVeque 1983); ``size`` are all values, finite or not."""
+    """Merge statistics along the last axis (Chan, Golub, LeVeque 1983); ``size`` counts all values, finite or not."""
     count = parts["count"].astype(np.int64)
     some, total = count > 0, count.sum(axis=-1)
     mean, std = (np.where(some, parts[part], 0.0) for part in ("mean", "std"))
@@ -93,7 +93,7 @@ def _merged(parts: dict[str, AnyArray], size: AnyArray) -> RoundedMoments:
 
 
 def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics, Labels] | None:
-    """Return anemoi-datasets' statistics of a field's variables, of a period chosen there, and labels; None without."""
+    """Return anemoi-datasets' statistics of a field's variables, of its chosen period, with labels; None if missing."""
     source, layout = reader.sources[0], reader.layout(name)
     dim = "variable"
     arrays = {part: source.arrays.get(there) for part, there in _ANEMOI.items()}
@@ -119,7 +119,7 @@ def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics
 
 
 def period_of_anemoi(reader: GridReader) -> Mapping[str, object]:
-    """Return the period of stored statistics, as far as the data say."""
+    """Return the period of stored statistics, if the data name it."""
     attributes = reader.sources[0].attributes
     ends = {"first": "statistics_start_date", "last": "statistics_end_date"}
     return {"dim": reader.sample_dim} | {key: str(attributes[name]) for key, name in ends.items() if name in attributes}

@@ -1,4 +1,4 @@
-"""Samples as PyTorch Geometric's ``Data``, or ``HeteroData`` of several node sets, on which its stock layers run.
+"""Samples as PyTorch Geometric's ``Data``, or ``HeteroData`` for several node sets, for its stock layers.
 
 A graph has one or more node sets, each with one index map, and relations between them. A ``Data`` is that of one set
 and one relation.
@@ -36,7 +36,7 @@ _FOR_LOSSES = ("y", "batch")
 
 
 class _Container(Protocol):
-    """A ``Data`` or a ``HeteroData``, with its stores by set and relation: PyG has no types for it."""
+    """A ``Data`` or a ``HeteroData`` with its stores by set and relation; PyG has no types for these."""
 
     def __getitem__(self, key: Entity, /) -> _Container: ...
 
@@ -46,7 +46,7 @@ class _Container(Protocol):
 
 
 class _Fields(Protocol):
-    """The part of :class:`scidata.IrregularSample` that is turned into PyG's containers."""
+    """The part of :class:`scidata.IrregularSample` that becomes PyG's containers."""
 
     @property
     def places(self) -> Mapping[str, Place]: ...
@@ -71,7 +71,7 @@ class _Group(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """This rank's rows of a field: owned ones, followed by ghosts where these were read."""
+    """This rank's rows of a field: owned rows, then ghosts if these were read."""
 
     values: Tensor
     has_ghosts: bool = False
@@ -145,7 +145,7 @@ def _fits(
     index_maps: Mapping[str, IndexMap],
     fields: Mapping[Entity, Mapping[str, Rows]],
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the fields that there are, in the same order on all ranks, and whether this rank's part has its rows."""
+    """Yield the existing fields, in the same order on all ranks, and whether this rank's part has their rows."""
     for entity in sorted(fields, key=lambda entity: (isinstance(entity, tuple), entity)):
         for name, (values, has_ghosts) in sorted(fields[entity].items(), key=lambda field: field[0]):
             if isinstance(entity, tuple):
@@ -166,7 +166,7 @@ def filled(
     fields: Mapping[Entity, Mapping[str, object]],
     values: Mapping[tuple[Entity | None, str], object],
 ) -> _Container:
-    """Fill an empty container: edges, fields, numbers of nodes, and values for which no field has the name."""
+    """Fill an empty container: edges, fields, numbers of nodes, and graph-level values whose names no field has."""
     several = hasattr(made, "node_types")
     own: dict[Entity, dict[str, object]] = defaultdict(dict)
     for relation, edge_index in relations.items():
@@ -192,7 +192,7 @@ def _values(sample: _Fields) -> dict[tuple[Entity | None, str], object]:
 
 
 def _groups(sample: _Fields, asked: Mapping[str, Columns | EdgeColumns | None]) -> dict[str, dict[str, _Group]]:
-    """Group fields under PyG's names; a group that was asked for takes its fields, and replaces one of its name."""
+    """Group fields under PyG's names; a requested group takes its fields and replaces a field of its name."""
     topology = sample.topology
     chosen: dict[str, dict[str, _Group]] = {name: {} for name in (*topology.node_sets, *topology.relations)}
     for key, given in asked.items():
@@ -219,7 +219,7 @@ def _groups(sample: _Fields, asked: Mapping[str, Columns | EdgeColumns | None]) 
 def _on_parts(
     sample: _Fields, groups: Mapping[str, Mapping[str, _Group]], graph: LocalGraph, by_hop: bool
 ) -> tuple[Mapping[EdgeType, Tensor], dict[Entity, dict[str, object]]]:
-    """Return edges and fields as plain tensors: rows owned, then ghosts; with ``by_hop`` in that order."""
+    """Return edges and fields as plain tensors: owned rows, then ghosts; ``by_hop``: sorted by hop."""
     topology, order = sample.topology, None
     edges: Mapping[EdgeType, Tensor] = graph.edges
     fields: dict[Entity, dict[str, object]] = {}
@@ -244,7 +244,7 @@ def _on_parts(
 
 
 def _columns(sample: _Fields, group: _Group, entity: str) -> Rows:
-    """Return the rows of fields side by side; with ghosts where all of them have them, but not those of edges."""
+    """Return the fields' rows side by side; with ghosts if all have them, but never for edges."""
     parts = [sample.rows_first(name, entity=entity) for name in group.fields]
     rows = sample.topology.index_maps[entity]
     has_ghosts = all(held for _, held in parts) and entity not in sample.topology.relations
@@ -257,7 +257,7 @@ def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
 
 
 def entity_named(topology: Topology, given: object, *, edges: bool) -> str:
-    """Return the set or relation of a name, or of the three names of a relation; raise if there is none."""
+    """Return the set or relation with a name, or the relation with three names; raise if it is missing."""
     known = list(topology.relations) if edges else list(topology.node_sets)
     name = "__".join(map(str, given)) if isinstance(given, tuple) else str(given)
     if name not in known:

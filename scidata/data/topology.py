@@ -1,4 +1,4 @@
-"""Rows, edges and cells of a mesh, a cloud or a graph of one or more node sets: a sample without its fields."""
+"""Rows, edges and cells of a mesh, a cloud or a graph of one or more node sets, without fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EdgeType: TypeAlias = tuple[str, str, str]
 
 
 class Place(NamedTuple):
-    """Where a field lives: its entity, and which of its dims that is."""
+    """A field's entity, and the field's dim along it."""
 
     entity: str
     dim: int
@@ -37,12 +37,12 @@ class Cells(NamedTuple):
     types: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Cells:
-        """Return them on a device."""
+        """Return the cells on a device."""
         return Cells(*(x.to(device, non_blocking=non_blocking) for x in self))
 
     @classmethod
     def joined(cls, parts: Sequence[Cells], order: Tensor | None = None) -> Cells:
-        """Return cells one part after the other, or in an ``order`` of these."""
+        """Concatenate the cells of parts, or put them in an ``order``."""
         sizes = torch.cat([torch.diff(part.offsets) for part in parts])
         nodes, types = (torch.cat([part[k] for part in parts]) for k in (1, 2))
         if order is not None:
@@ -71,14 +71,14 @@ class Relation(NamedTuple):
         return torch.cat([self.own, self.far], dim=1)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Relation:
-        """Return them on a device."""
+        """Return the edges on a device."""
         own, far = (x.to(device, non_blocking=non_blocking) for x in (self.own, self.far))
         return self._replace(own=own, far=far)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Topology:
-    """A sample without its fields.
+    """Rows, edges and cells of a sample.
 
     - ``entity``: the entity that is cut first: ``"node"``, ``"point"`` or ``"cell"``, whose local ids edges and cells
       hold; ``"joint"`` of a graph between several node sets.
@@ -100,7 +100,7 @@ class Topology:
 
     @property
     def node_sets(self) -> tuple[str, ...]:
-        """The node sets; points, or cells that are rows, are one."""
+        """The node sets; points, or cells that are rows, count as one."""
         if self.entity != JOINT:
             return (self.entity,)
         return tuple(e for e in self.index_maps if e != JOINT and e not in self.relations)
@@ -114,12 +114,12 @@ class Topology:
 
 
 def edge_type(relation: str, rows: str) -> EdgeType:
-    """Return source set, name and target set of a relation; of one without them, of edges among ``rows``."""
+    """Return source set, name and target set of a relation; an unnamed one has edges among ``rows``."""
     return relation_parts(relation) or (rows, relation, rows)
 
 
 def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh | None) -> Tensor:
-    """Wrap the owned rows along ``dim`` as a ShardTensor; plain where there is no mesh. No communication."""
+    """Wrap the owned rows along ``dim`` as a ShardTensor, or as a plain tensor without a mesh. No communication."""
     if device_mesh is None:
         return local
     global_shape = (*local.shape[:dim], rows.num_global, *local.shape[dim + 1 :])
@@ -127,7 +127,7 @@ def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh 
 
 
 def edges_and_cells(local: LocalPart) -> dict[str, Any]:
-    """Return the edges and cells of a part as tensors, by the names that :class:`Topology` has for them."""
+    """Return the edges and cells of a part as tensors, under the names of :class:`Topology`."""
     relations = {
         name: Relation(edge_type(name, local.part.entity), as_tensor(own), as_tensor(local.far_relations[name]))
         for name, own in local.relations.items()
@@ -139,5 +139,5 @@ def edges_and_cells(local: LocalPart) -> dict[str, Any]:
 
 
 def as_tensor(values: AnyArray | torch.Tensor) -> torch.Tensor:
-    """Return an array that was read as a tensor; the loader may have copied it to a device already."""
+    """Return an array as a tensor; the loader may have copied it to a device already."""
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))

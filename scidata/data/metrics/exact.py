@@ -1,4 +1,4 @@
-"""Sums of float64 that do not depend on the order of their addends, nor on how these are dealt to ranks.
+"""Sums of float64 that depend neither on the order of the addends nor on their distribution over ranks.
 
 Bits of a floating sum depend on its order. Here each rank turns its addends into a few *terms* whose exact sum is that
 of the addends, and the terms of all ranks are added without error and rounded once: the result is the float64
@@ -57,7 +57,7 @@ def exact_terms(x: Tensor) -> FloatArray:
 
 
 def fewer_terms(terms: FloatArray) -> FloatArray:
-    """Return terms of the same exact sums, fewer where there are many."""
+    """Return fewer terms with the same exact sums, if there are many."""
     if len(terms) <= _KEPT_TERMS:
         return terms
     return _extracted(torch.from_numpy(np.ascontiguousarray(terms.T)))
@@ -69,7 +69,7 @@ def _extracted(x: Tensor) -> FloatArray:
 
 
 def _rounds(x: Tensor) -> Iterator[FloatArray]:
-    """Yield the sum of the bits that each round cuts off the addends, until none are left."""
+    """Yield the sum of the leading bits that each round cuts off the addends, until no bits are left."""
     if x.numel() == 0:
         return
     # Of 1.26 and 0.37 in decimal the first round cuts off 1.2 and 0.3, whose sum 1.5 is exact on the grid of tenths; of
@@ -120,7 +120,7 @@ def rounded_sum(terms: FloatArray) -> FloatArray:
 
 
 def _apart(terms: FloatArray) -> FloatArray:
-    """Return terms of the same sum, falling, each at most half the last bit of the one before, by Knuth's addition."""
+    """Return falling terms of the same sum, each at most half the last bit of the one before (Knuth's addition)."""
     terms = fewer_terms(terms).copy()
     changed = len(terms) > 1
     while changed:
@@ -141,7 +141,7 @@ Key: TypeAlias = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Of one field of one sample: arrays over the dims that are kept.
+    """Sums of one field of one sample: arrays over the kept dims.
 
     - ``dims``, ``global_shape``, ``offsets``: of the dims that are kept, of which a rank may have a part.
     - ``arrays``: on one rank, terms of the sums of each quantity, then of the weights: ``(num_terms, *local_shape)``.
@@ -155,7 +155,7 @@ class Entry:
 
 
 def pack(entries: Mapping[Key, Entry], **said: object) -> bytes:
-    """Return entries, and values of JSON beside them, as bytes."""
+    """Return entries, and JSON values beside them, as bytes."""
     listed = [
         [*key, entry.dims, entry.global_shape, entry.offsets, [array.shape for array in entry.arrays]]
         for key, entry in entries.items()

@@ -1,4 +1,4 @@
-"""A rank's part of the tensors that a metric is given: local values, and their place in the whole."""
+"""A rank's part of a metric's tensors: local values, and their place in the whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scidata.shard import ShardTensor
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where a rank's box of a tensor lies.
+    """Place of a rank's box in a tensor.
 
     - ``global_shape``, ``local_shape``, ``offsets``: of the whole, of the box, and of the box's first element, by dim.
     - ``split``: which dims are sharded over several ranks.
@@ -33,11 +33,11 @@ class Layout:
     axes: frozenset[str] = frozenset()
 
     def without(self, dim: int) -> Layout:
-        """Leave out a dim, which is whole on each rank."""
+        """Drop a dim that is not split."""
         return self.select([d for d in range(len(self.dims)) if d != dim])
 
     def box(self, dims: Iterable[int]) -> list[tuple[int, int]]:
-        """Return where the box begins along some dims, and its size."""
+        """Return the start and the size of the box along some dims."""
         return [(self.offsets[d], self.local_shape[d]) for d in dims]
 
     def select(self, kept: Sequence[int]) -> Layout:
@@ -48,7 +48,7 @@ class Layout:
 
 
 def cut_out(values: Tensor, box: Iterable[tuple[int, int]]) -> Tensor:
-    """Return a box of a whole tensor: where it begins along each dim, and its size."""
+    """Cut a box, given by its start and size along each dim, out of a whole tensor."""
     for dim, (start, size) in enumerate(box):
         values = values.narrow(dim, start, size)
     return values
@@ -56,7 +56,7 @@ def cut_out(values: Tensor, box: Iterable[tuple[int, int]]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The axes of a mesh (None: one process) that a metric adds up over."""
+    """The axes of a mesh (None: one process) over which a metric adds up."""
 
     mesh: DeviceMesh | None
     dp: str | None
@@ -64,7 +64,7 @@ class Ranks:
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None, dp: str | None, domain: str | Sequence[str] | None) -> Ranks:
-        """Tell the axes apart, as :func:`scidata.open_dataset` does; others may have members, where none is named."""
+        """Tell the axes apart as ``open_dataset`` does; without ``domain``, further axes (of members) join it."""
         if mesh is None:
             return cls(mesh=None, dp=None, domain=())
         dp_axis, axes = axes_of(mesh, dp=dp, domain=domain)
@@ -78,12 +78,12 @@ class Ranks:
         return {axis: axis_rank(self.mesh, axis) for axis in axes}
 
     def counts(self, layout: Layout) -> bool:
-        """Whether this rank speaks for its box: the first of those that have the same one does."""
+        """Whether this rank's values are counted: True for the first of the ranks with the same box."""
         return all(axis_rank(self.mesh, axis) == 0 for axis in self.domain if axis not in layout.axes)
 
 
 def part_of(x: Tensor, dims: tuple[str, ...], ranks: Ranks, what: str) -> tuple[Tensor, Layout]:
-    """Return the values that this rank owns, without a gradient, and where they lie. No communication."""
+    """Return the values that this rank owns, without a gradient, and their place. No communication."""
     if isinstance(x, DTensor):
         raise ConfigError(f"{what} is a DTensor: make a ShardTensor of it, with scidata.from_dtensor()")
     if x.is_complex():
@@ -112,7 +112,7 @@ def part_of(x: Tensor, dims: tuple[str, ...], ranks: Ranks, what: str) -> tuple[
 
 
 def whole_along(x: Tensor, dim: int, first: int) -> Tensor:
-    """Gather a tensor's rows along a dim, sharded from ``first`` on. Collective over the axis that shares them."""
+    """Gather a tensor's rows along a dim sharded from ``first`` on. Collective over the axis that shards them."""
     axis = x.spec.sharded.get(dim) if isinstance(x, ShardTensor) else None
     if axis is None or not isinstance(x, ShardTensor) or x.spec.axes[axis].size < 2:
         return x
@@ -123,7 +123,7 @@ def whole_along(x: Tensor, dim: int, first: int) -> Tensor:
 
 
 def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tuple[list[Tensor], Layout]:
-    """Return the parts as the same box of tensors of one shape; those that are whole on each rank are cut."""
+    """Return the parts as the same box of tensors of one shape; cut parts that are whole on each rank."""
     reference = max((layout for _, layout in parts), key=lambda layout: len(layout.axes))
     found, box = [], reference.box(range(len(reference.dims)))
     for (values, layout), name in zip(parts, names, strict=True):

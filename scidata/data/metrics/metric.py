@@ -99,7 +99,7 @@ class Metric:
     # -- to be overridden ------------------------------------------------------------------------------------------
 
     def pointwise(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return one or several quantities to take the mean of, element by element, float64.
+        """Return one or several float64 quantities, element by element, whose means are taken.
 
         An element depends on the same element of the tensors alone: a sum along a dim would depend on the cut.
 
@@ -190,7 +190,7 @@ class Metric:
         index: int | Sequence[int] | None,
         samples: Sequence[Sample[Tensor]],
     ) -> list[tuple[tuple[int, ...], list[tuple[Tensor, Layout]]]]:
-        """Return the number of each sample of a batch, and the parts of its tensors."""
+        """Return the number and the tensors' parts of each sample of a batch."""
         numbers = None if index is None or is_int(index) else [int(i) for i in index]  # type: ignore[union-attr]
         irregular = any(isinstance(sample, IrregularSample) for sample in samples)
         if irregular and numbers is not None and len(numbers) != 1:
@@ -229,7 +229,7 @@ class Metric:
         return found
 
     def _part(self, x: Tensor, dims: tuple[str, ...], word: str, place: int) -> tuple[Tensor, Layout]:
-        """Return the own part of an input; a dim that the others do not have comes first, and is not in its layout."""
+        """Return the own part of an input; a dim that the other inputs lack comes first, outside the layout."""
         extra = self._extra_dims[place]
         if extra is None:
             return part_of(x, dims, self._ranks, word)
@@ -345,7 +345,7 @@ class Metric:
         return total / count
 
     def _of_domain(self) -> dict[Key, Entry]:
-        """Return each sample's value, of all dp ranks: first the sums over the domain, then the values from them."""
+        """Return each sample's value, for all dp ranks: add up over the domain, then compute from the sums."""
         mesh, ranks = self._ranks.mesh, self._ranks
         said = {"metric": self._described(), "fault": self._fault}
         device = "cpu" if mesh is None else mesh.device_type
@@ -379,7 +379,7 @@ class Metric:
         return f"{type(self).__name__}(by={list(self.by)}, skipna={self.skipna}, weights: {weights})"
 
     def reset(self) -> None:
-        """Forget all samples: before the next epoch's validation.
+        """Drop all samples: call it before the next epoch's validation.
 
         Examples
         --------
@@ -405,7 +405,7 @@ class Metric:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state that the rank at the same place of an equal mesh has saved.
+        """Resume from the state saved by the rank at the same place of an equal mesh.
 
         Parameters
         ----------
@@ -434,7 +434,7 @@ class Metric:
 
 
 def _terms_keeping(x: Tensor, kept: Sequence[int]) -> FloatArray:
-    """Return terms of the sums over all dims but some, ``(num_terms, *kept dims)``."""
+    """Return terms of the sums over all dims except some, ``(num_terms, *kept dims)``."""
     averaged, shape = [d for d in range(x.ndim) if d not in kept], [x.shape[d] for d in kept]
     num_addends = math.prod(x.shape[d] for d in averaged)
     terms = exact_terms(x.permute([*kept, *averaged]).reshape(math.prod(shape), num_addends))

@@ -78,7 +78,7 @@ class Sum(Mean):
 
 
 class PairMetric(Metric):
-    """A metric of predictions and targets, to be made. Parameters are those of :class:`Metric`.
+    """Base of metrics of predictions and targets. Parameters are those of :class:`Metric`.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class PairMetric(Metric):
     def update(
         self, prediction: Fields, target: Fields, *, index: Index = None, weights: WeightsByDim | None = None
     ) -> None:
-        """Add a sample, or a batch of them, of which each rank of the domain gives its part. No communication.
+        """Add a sample, or a batch; each rank of the domain passes its part. No communication.
 
         Parameters
         ----------
@@ -303,7 +303,7 @@ class CRPS(PairMetric):
         return f"{super()._described()[:-1]}, fair={self.fair})"
 
     def pointwise(self, *values: Tensor) -> Tensor:
-        """Return the score of each element, of members along dim 0."""
+        """Return the score of each element; the members lie along dim 0."""
         members, target = values
         num = len(members)
         if num < 2 and self.fair:

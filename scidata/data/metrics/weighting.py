@@ -1,4 +1,4 @@
-"""Weights of a metric's rows, by dims, and the share of them that belongs to a rank's box."""
+"""Weights of a metric's rows, by dims, and the weights of a rank's box."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WeightsByDim: TypeAlias = (  # a mapping's type of keys is invariant: dict[str, 
 
 
 class Weights:
-    """Weights by dims, whose product is each element's: finite, none negative, not all zero."""
+    """Weights by dims; an element's weight is their product. All are finite, none is negative, not all are zero."""
 
     def __init__(self, by_dims: WeightsByDim | None) -> None:
         if by_dims is not None:
@@ -37,18 +37,18 @@ class Weights:
 
     @property
     def described(self) -> list[str]:
-        """Dims and a digest of each, by which ranks find out that they were given different ones."""
+        """Return the dims and a digest of each one's weights, so that ranks can compare them."""
         return [f"{', '.join(dims)}: {_digest(values)}" for dims, values in self._weights.items()]
 
     def __bool__(self) -> bool:
         return bool(self._weights)
 
     def check_names(self, known: Collection[str]) -> None:
-        """Raise if weights are given along a dim that no field has."""
+        """Raise if a weighted dim is in no field."""
         check_known("weights: no field has a dim", itertools.chain(*self._weights), known)
 
     def local(self, layout: Layout, device: torch.device) -> Tensor | None:
-        """Return the product of the weights over a box, float64, of extent 1 along dims where it does not vary.
+        """Return the product of the weights over a box, float64, with extent 1 along dims without weights.
 
         None without weights. Weights along dims that the box does not have are left out: those of levels, for a field
         at the surface. Raises ConfigError, ShardLayoutError: weights of another length, or that lie differently.
@@ -102,7 +102,7 @@ def _checked(dims: tuple[str, ...], values: npt.ArrayLike | Tensor) -> Tensor:
 
 
 def weights_fault(values: Tensor) -> str | None:
-    """Return the fault of weights, None if they are sound."""
+    """Return the fault of weights; None if they are valid."""
     ok = torch.isfinite(values) & (values >= 0)
     return (
         None if bool(ok.all()) else f"{int((~ok).sum())} are negative or not finite; leave rows out with a weight of 0"
@@ -117,7 +117,7 @@ def _digest(values: Tensor) -> str:
 
 
 def latitude_weights(latitude: object, *, method: str = "area", dim: str = "latitude") -> Tensor:
-    """Return the weight of each latitude of a regular grid, of mean 1.
+    """Return the weight of each latitude of a regular grid, with mean 1.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def latitude_weights(latitude: object, *, method: str = "area", dim: str = "lati
 
 
 def _edges(rising: FloatArray) -> FloatArray:
-    """Return where the cells around latitudes end, one more than there are."""
+    """Return the edges of the cells around latitudes, ``(num + 1,)``."""
     if len(rising) == 1:
         return np.array([-90.0, 90.0])
     middles = (rising[1:] + rising[:-1]) / 2
@@ -176,7 +176,7 @@ def _edges(rising: FloatArray) -> FloatArray:
 
 
 def level_weights(pressure: object, *, method: str = "pressure", dim: str = "level") -> Tensor:
-    """Return the weight of each pressure level, of mean 1.
+    """Return the weight of each pressure level, with mean 1.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Writing: each rank its part of a sample, in the background, without gathering. :func:`scidata.create`."""
+"""Writing: each rank writes its part of a sample, in the background, without gathering. :func:`scidata.create`."""

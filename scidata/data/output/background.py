@@ -1,4 +1,4 @@
-"""The thread that writes, behind a queue that holds no more than a few steps."""
+"""The writing thread, behind a queue of at most a few steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Background(Generic[JobT]):
         self._thread.start()
 
     def put(self, job: JobT) -> None:
-        """Queue a job, as soon as there is room. Raises the error that has ended the thread."""
+        """Queue a job as soon as there is room. Raises the error that ended the thread."""
         self._wait_for(lambda: len(self._jobs) + self._at_work < self._max)
         with self._changed:
             self._raise()
@@ -54,7 +54,7 @@ class Background(Generic[JobT]):
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until all jobs are done. Raises the error that has ended the thread."""
+        """Wait until all jobs are done. Raises the error that ended the thread."""
         self._wait_for(lambda: not (self._jobs or self._at_work))
         self._raise()
 
@@ -66,7 +66,7 @@ class Background(Generic[JobT]):
             self._check()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the thread; waiting jobs are dropped."""
+        """End the thread and drop waiting jobs."""
         with self._changed:
             self._ends = True
             self._jobs.clear()
@@ -77,7 +77,7 @@ class Background(Generic[JobT]):
             self._thread.join(_JOIN_SECONDS)
 
     def fail(self, error: BaseException) -> None:
-        """End the thread with an error, if it is the first."""
+        """End the thread with an error, if it is the first one."""
         with self._changed:
             if self._ends or self.error is not None:
                 return

@@ -1,4 +1,4 @@
-"""``create``: begins an output, or resumes one, and returns its writer."""
+"""``create``: begin or resume an output, and return its writer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def create(
     takeover: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Writer:
-    """Begin to write samples: each rank its own part, in the background, nothing ever whole on one rank.
+    """Begin to write samples: each rank writes its own part, in the background; no rank ever holds a whole sample.
 
     ``writer[step] = sample`` takes ShardTensors however they are split. Chunks that lie across the bounds of parts are
     completed by an exchange of their rows, so each is written once, whole, by the rank that has most of it: the output
@@ -284,7 +284,7 @@ def _layout(
     *,
     is_flat: bool,
 ) -> OutputLayout:
-    """Return the layout of the output; ``is_flat``: arrays without chunks."""
+    """Return the layout of the output; ``is_flat``: arrays have no chunks."""
     sizes, labels = made.steps(times)
     fields = distinct_dims(made.fields(chunks, shards), sizes)
     for each in fields.values():
@@ -348,7 +348,7 @@ def _begin(
     place: Place, output: Output | FilesOutput, layout: str, owner: Owner, *, resume: bool, overwrite: bool,
     takeover: bool,
 ) -> bool:  # fmt: skip
-    """Make the output, or make sure that it is the one that was begun. Returns whether it is finished."""
+    """Make the output, or check that the existing one is the same. Returns True if it is finished."""
     with place.locked():
         other = living(place)
         if other is not None and not takeover:

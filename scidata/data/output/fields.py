@@ -22,7 +22,7 @@ MAX_CHUNK_BYTES = 4 << 20  # of chunks that nobody has chosen
 
 @dataclass(frozen=True, kw_only=True)
 class OutputField:
-    """A field that is written, one step at a time.
+    """A field that is written step by step.
 
     - ``dims``, ``shape``: of one step.
     - ``chunks``: rows of one step that are encoded together.
@@ -47,13 +47,13 @@ class OutputField:
 
     @property
     def units(self) -> tuple[int, ...]:
-        """The smallest box that one rank writes: a shard, or a chunk."""
+        """The shape of the smallest box that one rank writes: a shard, or a chunk."""
         return self.chunks if self.shards is None else self.shards
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputVariable:
-    """A coordinate, or another array that describes the fields, written once.
+    """A coordinate, or another array that describes the fields; written once.
 
     - ``read``: returns the values, where they are written: on one rank.
     - ``digest``: of the values, where they tell one output from another.
@@ -79,7 +79,7 @@ class OutputVariable:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputLayout:
-    """All that is written to one output.
+    """Fields, variables and steps of one output.
 
     - ``step_dims``: dimensions of the steps and their sizes, the last varying fastest: ``{"time": 40}``.
     - ``step_chunk``: steps of the last of them that share a chunk.
@@ -97,11 +97,11 @@ class OutputLayout:
         return math.prod(self.step_dims.values())
 
     def place(self, step: int) -> tuple[int, ...]:
-        """Return the indices of a step along the dimensions of the steps."""
+        """Return the indices of a step along the step dimensions."""
         return tuple(int(i) for i in np.unravel_index(step, tuple(self.step_dims.values())))
 
     def box(self, step: int, num: int, box: Box) -> Box:
-        """Return the box of an array of all steps that a box of ``num`` steps from ``step`` on is."""
+        """Return the box in an array of all steps for a box of ``num`` steps from ``step`` on."""
         *outer, first = self.place(step)
         return (*(slice(i, i + 1) for i in outer), slice(first, first + num), *box)
 
@@ -110,7 +110,7 @@ class OutputLayout:
         return tuple(max(1, size) for size in (*self._step_chunks, *each.chunks))
 
     def shards_of(self, each: OutputField) -> tuple[int, ...] | None:
-        """Return the shards of a field's array of all steps; None where each chunk is a file."""
+        """Return the shards of a field's array of all steps; None if each chunk is a file."""
         return None if each.shards is None else (*self._step_chunks, *each.shards)
 
     @property
@@ -118,13 +118,13 @@ class OutputLayout:
         return (*(1 for _ in list(self.step_dims)[1:]), self.step_chunk)
 
     def block_of(self, step: int) -> tuple[int, int]:
-        """Return the first of the steps that share a chunk with one, and how many these are."""
+        """Return the first of the steps that share a chunk with a step, and their number."""
         along = list(self.step_dims.values())[-1]
         row = step % along // self.step_chunk * self.step_chunk
         return step - step % along + row, min(self.step_chunk, along - row)
 
     def digest(self) -> str:
-        """Return a digest of the layout: a run resumes only an output with the same."""
+        """Return a digest of the layout: a run resumes only an output with an equal digest."""
         said = [
             [f.name, f.dims, f.shape, f.chunks, f.shards, str(f.packing.dtype), str(f.packing.attributes())]
             for f in self.fields.values()
@@ -135,7 +135,7 @@ class OutputLayout:
 
 
 def sizes_by_dim(what: str, given: Mapping[str, object] | None, known: Sequence[str]) -> dict[str, int]:
-    """Return sizes of chunks by dimension, checked."""
+    """Check sizes of chunks and return them by dimension."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -145,7 +145,7 @@ def sizes_by_dim(what: str, given: Mapping[str, object] | None, known: Sequence[
 
 
 def distinct_dims(fields: Mapping[str, OutputField], taken: Mapping[str, int]) -> dict[str, OutputField]:
-    """Return fields whose dims of one name have one size, as files want it: of others, the field's name goes before.
+    """Rename dims so that equal names have equal sizes, as files require: prefix others with the field's name.
 
     Sources without names of dimensions have ``dim_0``, ``dim_1`` everywhere. ``taken`` are dims whose sizes are known.
     """
@@ -163,7 +163,7 @@ def distinct_dims(fields: Mapping[str, OutputField], taken: Mapping[str, int]) -
 def chunks_of(
     dims: Sequence[str], shape: Sequence[int], itemsize: int, given: Mapping[str, int], source: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Choose the chunks of one step, on any number of ranks: those given, else the source's, or parts of large ones."""
+    """Choose the chunks of one step, for any number of ranks: given, else the source's, or parts of large ones."""
     chunks = [min(size, each) if each else size for size, each in zip(shape, source or shape, strict=True)]
     chunks = [given.get(dim, max(1, chunk)) for dim, chunk in zip(dims, chunks, strict=True)]
     while math.prod(chunks) * itemsize > MAX_CHUNK_BYTES:  # the first dimensions first: rows stay long
@@ -177,7 +177,7 @@ def chunks_of(
 def shards_of(
     name: str, dims: Sequence[str], shape: Sequence[int], chunks: Sequence[int], given: Mapping[str, int]
 ) -> tuple[int, ...] | None:
-    """Return the shards of one step; None if none are asked for. Of a dimension that is not named, one chunk."""
+    """Return the shards of one step; None if none are requested. Other dimensions get one chunk per shard."""
     if not given:
         return None
     shards = []
@@ -199,19 +199,19 @@ _OF_STORAGE |= {"_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"}
 
 
 def stored_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return the attributes of a source's array whose values are copied as they are stored."""
+    """Return the attributes of a source's array whose stored values are copied."""
     return {name: value for name, value in attributes.items() if name not in _OF_STORAGE}
 
 
 def kept_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return the attributes of a source's array, without those of its storage and packing."""
+    """Return the attributes of a source's array, except those of its storage and packing."""
     return {name: value for name, value in stored_attributes(attributes).items() if name not in OF_PACKING}
 
 
 def copied_variable(
     layout: ArrayLayout, read: Callable[[], Array], dims: tuple[str, ...], shape: tuple[int, ...]
 ) -> OutputVariable:
-    """Return an array of a source, to be copied as it is stored."""
+    """Return a source's array, to be copied as stored."""
     dtype, attributes = layout.dtype.newbyteorder("="), stored_attributes(layout.attributes)
     return OutputVariable(name=layout.name, dims=dims, shape=shape, dtype=dtype, read=read, attributes=attributes)
 
@@ -219,7 +219,7 @@ def copied_variable(
 def given_steps(
     times: object, dim: str, known: Sequence[str], said: Mapping[str, Mapping[str, object]]
 ) -> tuple[dict[str, int], list[OutputVariable]]:
-    """Return the sizes of the steps' dims, and their coordinates.
+    """Return the sizes of the step dims, and their coordinates.
 
     - ``dim``: that of times which name none.
     - ``known``: dims along which one step lies.
@@ -243,7 +243,7 @@ def given_steps(
 
 
 def coordinate_of(dim: str, given: object, said: Mapping[str, object]) -> OutputVariable:
-    """Return the coordinate of a dim; ``given``: its decoded values; ``said``: attributes, without what packs them."""
+    """Return the coordinate of a dim; ``given``: its decoded values; ``said``: attributes without packing."""
     values: Array = np.asarray(given)
     if values.ndim != 1:
         raise ConfigError(f"create: times of {dim!r} have shape {values.shape}; give a list, or a number of steps")
@@ -254,7 +254,7 @@ def coordinate_of(dim: str, given: object, said: Mapping[str, object]) -> Output
 
 
 def _encoded(dim: str, values: Array, attributes: Mapping[str, object]) -> OutputVariable:
-    """Return dates, or lengths of time, as numbers with units: the source's where they are of a calendar."""
+    """Return dates or durations as numbers with units: the source's units for dates of a calendar."""
     is_length = values.dtype.kind == "m"
     if values.dtype.kind not in "mM" and not all(hasattr(each, "calendar") for each in values):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""One NetCDF-4 or HDF5 file: its arrays lie contiguously, so that ranks write their rows where they belong.
+"""One NetCDF-4 or HDF5 file with contiguous arrays, in which ranks write their rows in place.
 
 The file is made once with the format's own library, which gives each array its place and writes all that describes it.
 From then on nothing but values changes, at offsets that are known: each rank writes its own, none needs another's, and
@@ -26,7 +26,7 @@ from scidata.sources.unfinished import UNFINISHED
 
 
 class FlatOutput:
-    """A file that is being written; every rank writes into it.
+    """A file under construction; every rank writes into it.
 
     - ``kind``: ``"netcdf"`` or ``"hdf5"``, or that of a class made from this one.
     - ``zlib_level``: of arrays of compressed chunks; None for contiguous ones.
@@ -38,7 +38,7 @@ class FlatOutput:
         self._file = -1
 
     def create(self) -> None:
-        """Make the file, with room for everything. For one process."""
+        """Make the file, with space for all arrays. For one process."""
         if self._kind == "netcdf":
             self._create_netcdf()
         else:
@@ -99,7 +99,7 @@ class FlatOutput:
             file.attrs.update(attributes_held(layout.attributes))
 
     def _make_array(self, file: Any, field: OutputField) -> None:
-        """Make room for a field in an HDF5 file: contiguous, at once, and without filling it; or compressed."""
+        """Allocate a field in an HDF5 file: contiguous, at once and unfilled; or compressed."""
         import h5py
 
         created, packing, name = h5py.h5p.create(h5py.h5p.DATASET_CREATE), field.packing, self._name_of(field)
@@ -132,10 +132,10 @@ class FlatOutput:
         return sizes
 
     def resume(self) -> None:
-        """Do nothing: unfinished rows of a killed process are written again, in the same place."""
+        """Do nothing: rows that a killed process left unfinished are written again, in the same place."""
 
     def open(self, run: str) -> None:
-        """Get ready to write. For each process, when the file is there."""
+        """Open the file for writing. For each process, once the file exists."""
         import h5py
 
         with h5py.File(self._place.target, "r") as file:
@@ -153,17 +153,17 @@ class FlatOutput:
         _write_box(self._file, self._offsets[each.name], shape, [rows.start for rows in at], values)
 
     def finish(self) -> None:
-        """Do nothing: the file is as it was made, and its name says that it is whole."""
+        """Do nothing: the file is complete, and its final name says so."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def _write_box(file: int, offset: int, shape: tuple[int, ...], starts: list[int], values: Array) -> None:
-    """Write a box of an array that lies in C order from ``offset`` on, as few runs of bytes."""
+    """Write a box of an array that lies in C order from ``offset`` on, in as few byte ranges as possible."""
     if not values.size:
         return
     item, lead = values.dtype.itemsize, len(shape)
@@ -180,6 +180,6 @@ def _write_box(file: int, offset: int, shape: tuple[int, ...], starts: list[int]
 
 
 def attributes_held(attributes: Mapping[str, object], *left_out: str) -> dict[str, object]:
-    """Return the attributes that a file can hold, without those that its format makes, and some others."""
+    """Return the attributes that a file can hold, except those that its format creates, and some others."""
     kept = stored_attributes(attributes).items()
     return {k: v for k, v in kept if k not in (*left_out, UNFINISHED) and not isinstance(v, dict) and v is not None}

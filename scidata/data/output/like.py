@@ -38,7 +38,7 @@ from scidata.store.format.manifest import FieldInfo
 
 
 class Like(ABC):
-    """The fields of an opened data set, as they are to be written.
+    """The fields of an opened data set, laid out for an output.
 
     - ``fields``: names, or options by name: see :func:`scidata.create`.
     - ``default``: returns the names where none are given.
@@ -60,7 +60,7 @@ class Like(ABC):
             check_known(f"create: field {name!r} has no option", given, options)
 
     def fields(self, chunks: Mapping[str, int] | None, shards: Mapping[str, int] | None) -> dict[str, OutputField]:
-        """Return the fields, with chunks and shards by dimension where these are given."""
+        """Return the fields, with chunks and shards by dimension if given."""
         made = {name: self._field(name, options) for name, options in self._given.items()}
         known = [dim for each, _ in made.values() for dim in each.dims]
         chunk_sizes = sizes_by_dim("chunks", chunks, [*known, *self.step_dims])
@@ -74,10 +74,10 @@ class Like(ABC):
 
     @abstractmethod
     def _field(self, name: str, options: dict[str, Any]) -> tuple[OutputField, Sequence[int] | None]:
-        """Return a field in one chunk, and the source's chunks, where it suggests any."""
+        """Return a field in one chunk, and the source's chunks if it suggests any."""
 
     def _constant(self, source: Source, names: Iterable[str], fields: Mapping[str, object]) -> Iterator[ArrayLayout]:
-        """Yield the arrays of a source, among those named, that can be copied and have no steps."""
+        """Yield the named arrays of a source that can be copied and have no steps."""
         for name in dict.fromkeys(names):
             layout = source.arrays[name]
             has_steps = bool(set(layout.dims) & set(self.step_dims))
@@ -90,7 +90,7 @@ _GRID_OPTIONS = ("like", "dims", "sizes", "dtype", "scale_factor", "add_offset",
 
 
 class GridLike(Like):
-    """Fields, coordinates and attributes of an opened grid, as they are to be written; see :func:`scidata.create`."""
+    """Fields, coordinates and attributes of an opened grid, laid out for an output; see :func:`scidata.create`."""
 
     def __init__(self, reader: GridReader, fields: object, encoding: str) -> None:
         self.inputs = list(reader.paths)  # all that is read
@@ -141,11 +141,11 @@ class GridLike(Like):
     # -- arrays that describe them --------------------------------------------------------------------------------
 
     def attributes(self) -> dict[str, object]:
-        """Return the attributes of the source itself."""
+        """Return the source's global attributes."""
         return kept_attributes(self._source.attributes)
 
     def variables(self, fields: Mapping[str, OutputField]) -> list[OutputVariable]:
-        """Return the coordinates of the fields' dims, and the arrays that they and the fields name; none with steps."""
+        """Return the coordinates of the fields' dims, and the arrays named by them and the fields; none with steps."""
         arrays = self._source.arrays
         dims = list(dict.fromkeys(dim for each in fields.values() for dim in each.dims))
         wanted = [dim for dim in dims if dim in arrays and arrays[dim].dims == (dim,)]
@@ -176,7 +176,7 @@ class GridLike(Like):
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def steps(self, times: object) -> tuple[dict[str, int], list[OutputVariable]]:
-        """Return the sizes of the steps' dims, and their coordinates."""
+        """Return the sizes of the step dims, and their coordinates."""
         reader = self._reader
         if times is None:
             if len(self.step_dims) > 1 or reader.field_steps.every != (0,):
@@ -206,7 +206,7 @@ _LOCATIONS = {"node": "node", "cell": "face", "edge": "edge"}  # as the UGRID co
 
 
 class RowsLike(Like):
-    """The fields of an opened mesh, cloud or graph, as they are to be written; see :func:`scidata.create`."""
+    """The fields of an opened mesh, cloud or graph, laid out for an output; see :func:`scidata.create`."""
 
     def __init__(
         self, ds: IrregularDataset[Any], fields: object, order: str, sample: int, topology: str | None
@@ -225,7 +225,7 @@ class RowsLike(Like):
         super().__init__(fields, self._moving, (self._own_dim or "time",), _ROW_OPTIONS)
 
     def _moving(self) -> list[str]:
-        """Return the fields that have times; where none has, all but positions."""
+        """Return the fields that have times; if none has, all but positions."""
         found = [name for name in self._ds.fields if self._own_dim in self._reader.info(name).dims]
         return found or [name for name in self._ds.fields if name != "pos"]
 
@@ -251,7 +251,7 @@ class RowsLike(Like):
         return made, None
 
     def _described(self, name: str) -> tuple[FieldInfo, tuple[str, ...], int]:
-        """Return what a field is, its dims in a sample, and which of these is its entity's."""
+        """Return a field's description, its dims in a sample, and which of these is its entity's."""
         options, ds, reader = self._given[name], self._ds, self._reader
         what, like, entity = f"create: field {name!r}", options.get("like", name), options.get("entity")
         if entity is not None and "like" not in options:
@@ -269,7 +269,7 @@ class RowsLike(Like):
         return reader.info(like), reader.dims(like), reader.entity_dim(like)
 
     def tensor_shape(self, name: str, index: int) -> tuple[int, ...]:
-        """Return the shape of the tensors that are given for a field of a sample."""
+        """Return the shape of the tensors to be passed for a field of a sample."""
         info, dims, _ = self._described(name)
         options = self._given[name]
         if info.name == name and "entity" in options and "like" not in options:
@@ -286,7 +286,7 @@ class RowsLike(Like):
         return info.source_counts if self._in_source else info.counts
 
     def _dim_of(self, entity: str, dim: str, num_rows: int) -> str:
-        """Return the name of an entity's dim: the topology's, where its file has another name for that."""
+        """Return the name of an entity's dim: the topology's, if its file has another name."""
         own = entity if _NUMBERED.fullmatch(dim) else dim
         if self._topology is None:
             return own
@@ -301,7 +301,7 @@ class RowsLike(Like):
         return same[0] if own not in sizes and len(same) == 1 else own
 
     def _place_of(self, entity: str) -> dict[str, str]:
-        """Return the attributes by which a field of a UGRID file says where it lives."""
+        """Return the attributes that state a field's place in a UGRID file."""
         arrays = {} if self._topology is None else self._topology.arrays
         meshes = [x.name for x in arrays.values() if x.attributes.get("cf_role") == "mesh_topology"]
         if len(meshes) != 1 or entity not in _LOCATIONS:
@@ -341,7 +341,7 @@ class RowsLike(Like):
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def steps(self, times: object) -> tuple[dict[str, int], list[OutputVariable]]:
-        """Return the sizes of the steps' dims, and their coordinates."""
+        """Return the sizes of the step dims, and their coordinates."""
         known = [dim for name in self._given for dim in self._described(name)[1]]
         return given_steps(len(self._ds) if times is None else times, self.step_dims[-1], known, {})
 

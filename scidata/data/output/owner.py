@@ -1,4 +1,4 @@
-"""An output has one owner: the run that has left its name beside it last, and that is alive.
+"""An output has one owner: the living run that was the last to write its name beside it.
 
 The first rank of a run writes ``owner.json`` into the folder of the progress, and a sign of life every
 :data:`BEAT_S` into a file of the run's own. Whether another owner lives is seen from its process where it is of this
@@ -28,7 +28,7 @@ _OWNER = "owner.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Holder(ProcessId):
-    """A process that writes an output, or wrote it."""
+    """A process that writes an output, or did so."""
 
     run: str
     since: str
@@ -39,7 +39,7 @@ class Holder(ProcessId):
         return f"process {self.pid}{here} on {self.host}, since {self.since}"
 
     def silence(self, place: Place) -> float | None:
-        """Return for how many seconds nothing was heard of it, 0 where it can be seen; None if it is dead."""
+        """Return the seconds since its last sign of life, 0 if it is visible; None if it is dead."""
         if self.can_be_seen:
             return None if self.has_ended() else 0.0
         with contextlib.suppress(TypeError, ValueError):
@@ -62,13 +62,13 @@ def holder_of(place: Place) -> Holder | None:
 
 
 def living(place: Place) -> Holder | None:
-    """Return the other run that writes an output, where one does."""
+    """Return the other run that writes an output; None if there is none."""
     found = holder_of(place)
     return None if found is None or found.silence(place) is None else found
 
 
 def refusal(place: Place, holder: Holder) -> OutputError:
-    """Return the error for a run that wants an output which another run writes."""
+    """Return the error for a run whose output is being written by another run."""
     silence = holder.silence(place) or 0.0
     heard = f"; it was last heard of {silence:.0f} s ago, and counts as dead after {LEASE_S:.0f} s" if silence else ""
     return OutputError(
@@ -78,7 +78,7 @@ def refusal(place: Place, holder: Holder) -> OutputError:
 
 
 class Owner:
-    """The hold of this run on its output."""
+    """This run's ownership of its output."""
 
     def __init__(self, place: Place, run: str) -> None:
         self._place, self.run = place, run
@@ -88,7 +88,7 @@ class Owner:
         self._thread: threading.Thread | None = None
 
     def take(self) -> None:
-        """Leave this run's name, on the first rank, under :meth:`Place.locked`. OutputError: another run was faster."""
+        """Write this run's name, on the first rank, under :meth:`Place.locked`. OutputError: another run was faster."""
         self._place.put(_beat(self.run), str(time.time()))
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         text = json.dumps(asdict(ProcessId.own()) | {"run": self.run, "since": now})
@@ -102,11 +102,11 @@ class Owner:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that :meth:`take` has written."""
+        """The files written by :meth:`take`."""
         return _OWNER, _beat(self.run)
 
     def watch(self, lost: Callable[[OutputError], None]) -> None:
-        """On the first rank, give signs of life, and call ``lost``, from a thread, where another run takes over."""
+        """On the first rank, give signs of life, and call ``lost``, from a thread, if another run takes over."""
         self._thread = threading.Thread(target=self._watch, args=(lost,), name="scidata-owner", daemon=True)
         self._thread.start()
 
@@ -127,12 +127,12 @@ class Owner:
                 continue
 
     def look(self) -> None:
-        """Raise as :meth:`check`, but look no more often than costs little."""
+        """Raise as :meth:`check`, at a rate that costs little."""
         if time.monotonic() - self._looked > (0.0 if isinstance(self._place, LocalPlace) else BEAT_S):
             self.check()
 
     def check(self) -> None:
-        """Raise if the output is another run's now."""
+        """Raise if the output now belongs to another run."""
         found = holder_of(self._place)
         self._looked = time.monotonic()
         if found is None:
@@ -144,14 +144,14 @@ class Owner:
             raise OutputError(f"{self._place.path}: this run does not write it any more: {found}, has taken it over")
 
     def finish(self) -> None:
-        """Let the finished output take its name, if it is still this run's. Raises as :meth:`check`."""
+        """Rename the finished output to its final name, if this run still owns it. Raises as :meth:`check`."""
         with self._place.locked():
             self.check()
             self._finishes = True
             self._place.finish()
 
     def release(self) -> None:
-        """Take the name away, where it is still this run's."""
+        """Remove the name if this run still owns the output."""
         self._ends.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

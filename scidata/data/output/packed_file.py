@@ -1,4 +1,4 @@
-"""One NetCDF-4 or HDF5 file of compressed chunks: ranks compress theirs, and the file is put together at the end.
+"""One NetCDF-4 or HDF5 file of compressed chunks: ranks compress their chunks, and the file is assembled at the end.
 
 How long a compressed chunk is nobody knows beforehand, so ranks cannot write it where it belongs, and HDF5 lets one
 process alone add to a file. So each rank writes its chunks, as HDF5 has them, to files of their own beside the output;
@@ -30,7 +30,7 @@ LEVEL = 1  # of zlib: of noisy float32 behind a byte shuffle 4 and 6 save nothin
 
 
 class PackedFileOutput(FlatOutput):
-    """A file of compressed chunks that is being written. Parameters as those of :class:`FlatOutput`."""
+    """A file of compressed chunks under construction. Parameters are those of :class:`FlatOutput`."""
 
     def __init__(self, place: LocalPlace, layout: OutputLayout, *, kind: str) -> None:
         super().__init__(place, layout, kind=kind, zlib_level=LEVEL)
@@ -39,11 +39,11 @@ class PackedFileOutput(FlatOutput):
         self._whole = ""
 
     def resume(self) -> None:
-        """Remove files that killed runs have not put together to the end. For one process, while none writes."""
+        """Remove files that killed runs left half-assembled. For one process, while none writes."""
         self._place.drop(*(name for name in self._place.names() if name.startswith("whole-")))
 
     def open(self, run: str) -> None:
-        """Get ready to write chunks to the folders of a run."""
+        """Prepare to write chunks to the folders of a run."""
         self._threads = encoding_threads()
         self._whole = self._place.beside(f"whole-{run}")  # of each run another, as the folders of chunks
         for name, each in self._layout.fields.items():
@@ -53,15 +53,15 @@ class PackedFileOutput(FlatOutput):
             )  # fmt: skip
 
     def _folder(self, run: str, name: str) -> str:
-        """Return the folder of a field's chunks: of each run another, since one may take over from a living one."""
+        """Return the folder of a field's chunks: one per run, since a run may take over from a living one."""
         return self._place.beside(os.path.join(f"chunks-{run}", str(list(self._layout.fields).index(name))))
 
     def write(self, each: OutputField, at: Box, values: Array) -> None:
-        """Write a box of the array of all steps, of whole chunks, as stored."""
+        """Write a box of whole chunks of the array of all steps, as stored values."""
         self._files[each.name].write(at, values)
 
     def finish(self) -> None:
-        """Put the file together. For one process, when all have ended."""
+        """Assemble the file. For one process, after all have ended."""
         import h5py
 
         target, whole = self._place.target, self._whole
@@ -98,6 +98,6 @@ def _name_of(index: tuple[int, ...]) -> str:
 
 
 def _pack(chunk: Array) -> list[bytes]:
-    """Return a chunk as HDF5's filters ``shuffle`` and ``deflate`` leave it."""
+    """Encode a chunk by HDF5's filters ``shuffle`` and ``deflate``."""
     raw = chunk.reshape(-1).view(np.uint8)
     return [zlib.compress(raw.reshape(-1, chunk.dtype.itemsize).T.tobytes(), LEVEL)]

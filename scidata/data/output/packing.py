@@ -1,4 +1,4 @@
-"""CF packing, the other way round: from values to stored numbers."""
+"""CF packing in reverse: from values to stored numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK = 1 << 20  # values that are packed at a time: their float64 stay in the 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How values are stored: ``stored = round((value - offset) / scale)``, NaN as the fill value.
+    """Encoding of values: ``stored = round((value - offset) / scale)``, NaN as the fill value.
 
     - ``dtype``: as stored, native byte order.
     - ``scale``, ``offset``: None for 1 and 0.
@@ -38,22 +38,22 @@ class Packing:
 
     @property
     def is_plain(self) -> bool:
-        """Whether values are stored as they are, at most cast to another floating dtype."""
+        """Whether values are stored unchanged, or at most cast to another floating dtype."""
         return self.scale is None and self.offset is None and self.fill is None
 
     @property
     def missing(self) -> Array:
-        """The stored number where there is no value, ``()``."""
+        """The stored number of a missing value, ``()``."""
         default = np.nan if self.dtype.kind == "f" else 0
         return np.array(default if self.fill is None else self.fill, self.dtype)
 
     def attributes(self) -> dict[str, object]:
-        """Return the attributes that tell readers of it, in the dtypes that the conventions ask for."""
+        """Return the packing's attributes, in the dtypes that the conventions require."""
         numbers = zip(_NUMBERS, (self.scale, self.offset, self.fill), strict=True)
         return {name: number for name, number in numbers if number is not None} | dict(self.said)
 
     def pack(self, values: AnyArray, what: str) -> AnyArray:
-        """Return values as they are stored, contiguous; they themselves where nothing changes.
+        """Return values as stored, contiguous; the same array if nothing changes.
 
         Scaled values are computed in float64, one by one, so that they do not depend on the rank that packs them;
         integers that are not scaled stay integers. Raises ConfigError: a value that would be read as another one: out
@@ -79,7 +79,7 @@ class Packing:
         return out
 
     def _pack_block(self, values: AnyArray, out: AnyArray) -> tuple[int, str] | None:
-        """Pack values; return the first that would be read as another one, and why, where there is one."""
+        """Pack values; return the first that would be read as a different one, and the reason, if any."""
         missing = np.isnan(values)
         numbers, to_integers = values, self.dtype.kind in "iu"
         if self.scale is not None or self.offset is not None:
@@ -111,7 +111,7 @@ class Packing:
 
 
 def _fits(numbers: AnyArray, dtype: np.dtype[Any]) -> BoolArray:
-    """Return which numbers an integer dtype can hold; ``max`` itself may be no float, but ``max + 1`` is one."""
+    """Return which numbers an integer dtype can hold; ``max`` may not be a float, but ``max + 1`` is one."""
     limits = np.iinfo(dtype)
     if numbers.dtype.kind != "f":
         return (numbers >= limits.min) & (numbers <= limits.max)
@@ -120,7 +120,7 @@ def _fits(numbers: AnyArray, dtype: np.dtype[Any]) -> BoolArray:
 
 
 def packing_of(layout: ArrayLayout, *, is_packed: bool) -> Packing:
-    """Return the packing of a field in its source; ``is_packed``: values are given as they are stored there."""
+    """Return the packing of a field in its source; ``is_packed``: values are passed as stored."""
     stored = layout.dtype.newbyteorder("=")
     if is_packed:
         said = {name: layout.attributes[name] for name in OF_PACKING if layout.attributes.get(name) is not None}
@@ -142,7 +142,7 @@ def packing_of(layout: ArrayLayout, *, is_packed: bool) -> Packing:
 
 
 def packing_given(what: str, given: Mapping[str, Any], default: Packing) -> Packing:
-    """Return a packing of which some entries are given: ``dtype``, ``scale_factor``, ``add_offset``, ``_FillValue``.
+    """Return a packing with some given entries: ``dtype``, ``scale_factor``, ``add_offset``, ``_FillValue``.
 
     Another ``dtype`` alone is stored without the scale, offset and fill value of the source. Raises ConfigError: an
     entry that is no dtype or number, or a scale of 0.
@@ -166,13 +166,13 @@ def packing_given(what: str, given: Mapping[str, Any], default: Packing) -> Pack
 
 
 def fill_said(attributes: Mapping[str, object], dtype: np.dtype[np.generic]) -> Any:
-    """Return the ``_FillValue`` among attributes as it is stored; None if there is none that the dtype holds."""
+    """Return the ``_FillValue`` among attributes as stored; None if it is missing or the dtype cannot hold it."""
     given = np.ravel(attributes.get("_FillValue", ()))[:1].tolist()  # type: ignore[call-overload]
     return _fill_given(given[0], dtype) if given and dtype.kind in "iuf" else None
 
 
 def _fill_given(given: Any, dtype: np.dtype[np.generic]) -> Any:
-    """Return a fill value as it is stored; None if the dtype does not hold it."""
+    """Return a fill value as stored; None if the dtype cannot hold it."""
     try:
         number = np.asarray(given if isinstance(given, int | np.integer) else float(given))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The thread's side of a writer: packs a rank's part of a step, exchanges strips, and writes whole chunks."""
+"""The writing thread's work: pack a rank's part of a step, exchange strips, and write whole chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scidata.plan.owners import Box, within
 
 @dataclass(frozen=True, eq=False)
 class Staged:
-    """A tensor's values, for the thread that writes.
+    """A tensor's values for the writing thread.
 
     ``release`` says that they have been used; it raises ConfigError if they were not copied, and have changed.
     """
@@ -34,14 +34,14 @@ class Staged:
     release: Callable[[], None]
 
     def values(self) -> Array:
-        """Return the values, when the copy is done; bfloat16, which NumPy has not, as float32."""
+        """Return the values once the copy is done; bfloat16, which NumPy lacks, as float32."""
         if self.ready is not None:
             self.ready.synchronize()
         return (self.host.float() if self.host.dtype is torch.bfloat16 else self.host).numpy()
 
 
 class Staging:
-    """Copies tensors into buffers that are used again.
+    """Copies tensors into reused buffers.
 
     - ``copy``: whether tensors on the CPU are copied, too; else they must not be changed in place until they are
       written, which is looked at.
@@ -53,7 +53,7 @@ class Staging:
         self._streams: dict[torch.device, SideStream] = {}
 
     def take(self, tensor: torch.Tensor, what: str) -> Staged:
-        """Begin to copy a tensor, and return its values to be."""
+        """Start to copy a tensor, and return its future values."""
         tensor = tensor.detach()
         if is_accelerator(tensor.device):
             return self._from_accelerator(tensor)
@@ -66,7 +66,7 @@ class Staging:
         return Staged(host, None, release)
 
     def _from_accelerator(self, tensor: torch.Tensor) -> Staged:
-        """Copy on a stream of its own to pinned memory; the tensor's memory is not used again before."""
+        """Copy to pinned memory on a separate stream; the tensor's memory is not reused before that."""
         host, release = self._buffer(tensor, pinned=True)
         side = self._streams.setdefault(tensor.device, SideStream(tensor.device))
         with side.current(after=True) as stream:
@@ -94,7 +94,7 @@ def _kept(tensor: torch.Tensor, what: str) -> Staged:
 
 
 def as_tensor(value: object, what: str) -> torch.Tensor:
-    """Return a tensor, or an array of NumPy as one; raise ConfigError where it is neither."""
+    """Return a tensor or a NumPy array as a tensor; raise ConfigError for anything else."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
@@ -107,7 +107,7 @@ Output: TypeAlias = ZarrOutput | FlatOutput
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """This rank's part of a field of one step, on its way."""
+    """This rank's part of a field of one step, in transit."""
 
     field: OutputField
     route: Route
@@ -115,7 +115,7 @@ class Part:
 
 
 class _Block:
-    """The steps that share a chunk, as far as they have come."""
+    """The steps that share a chunk, as far as they have arrived."""
 
     def __init__(self, first: int, num: int) -> None:
         self.first, self.num = first, num
@@ -132,7 +132,7 @@ class PartWriter:
         self._buffers: dict[str, Array] = {}
 
     def write(self, step: int, parts: Sequence[Part]) -> set[int]:
-        """Write a step's parts, or keep them until all steps that share its chunks are there; return those written."""
+        """Write a step's parts, or keep them until all steps of their chunks are there; return the written steps."""
         first, num = self._layout.block_of(step)
         block = self._blocks.setdefault(first, _Block(first, num))
         for part in parts:
@@ -161,7 +161,7 @@ class PartWriter:
             self._output.write(part.field, at, values.reshape([rows.stop - rows.start for rows in at]))
 
     def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, Array]]:
-        """Yield boxes of a field that this rank writes, and values: first the one that needs no other rank's rows."""
+        """Yield this rank's boxes of a field with their values: first the box that needs no other rank's rows."""
         route, field = part.route, part.field
         packed = field.packing.pack(part.staged.values(), f"{self._path}: field {field.name!r} of step {step}")
         coming = []
@@ -184,7 +184,7 @@ class PartWriter:
             yield box, out[at]
 
     def _buffer(self, route: Route, field: OutputField) -> Array:
-        """Return memory in which rows of several ranks are put together; used again for the next step."""
+        """Return the memory in which rows of several ranks are assembled; the next step reuses it."""
         found = self._buffers.get(field.name)
         if found is None or found.shape != route.shape:
             missing = np.asarray(field.packing.missing)

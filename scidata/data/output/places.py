@@ -1,4 +1,4 @@
-"""Places of outputs: unfinished ones lie beside their name until they are whole, with a record of their finished steps.
+"""Places of outputs: an unfinished output lies beside its final name, with a record of its finished steps.
 
 A local output is written as ``NAME.unfinished`` and renamed at its end; object stores cannot rename, so there the name
 is its own, and an attribute says that it is unfinished. Where something finished has the name there, the new output is
@@ -36,7 +36,7 @@ _PATIENCE = 5.0  # s for another process that looks at, or takes, an output of t
 
 
 class LocalPlace:
-    """An output on a file system of this machine, or one that it shares.
+    """An output on a local or shared file system.
 
     - ``path``: where it lies when it is finished.
     - ``suffix``: the end of its name until then.
@@ -49,27 +49,27 @@ class LocalPlace:
 
     @property
     def target(self) -> str:
-        """Where it is written."""
+        """The path written to."""
         return self.path + self.suffix
 
     @property
     def written(self) -> tuple[str, ...]:
-        """All that is written, or replaced."""
+        """All paths that are written or replaced."""
         return self.path, self.target, self._folder
 
     @property
     def is_finished(self) -> bool:
-        """Whether something lies there."""
+        """Whether the final path exists."""
         return os.path.lexists(self.path)
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run has begun it. None has made links, and nothing is written through them."""
+        """Whether a run has begun it. Runs make no links, and nothing is written through a link."""
         is_ours = not (os.path.islink(self._folder) or os.path.islink(self.target))
         return is_ours and os.path.exists(self.beside(_LAYOUT)) and os.path.exists(self.target)
 
     def clear(self, takes_over: str | None, kept: Collection[str]) -> None:
-        """Remove the unfinished output, and files of the progress that are not kept.
+        """Remove the unfinished output, and the progress files that are not kept.
 
         An output that a living run writes, and ``takes_over`` takes over, stays; the new one gets another name.
         """
@@ -79,14 +79,14 @@ class LocalPlace:
         remove(*(self.beside(name) for name in os.listdir(self._folder) if name not in kept))
 
     def begin(self) -> None:
-        """Make the folder that the output lies in, and that of the progress."""
+        """Make the folders of the output and of the progress."""
         if os.path.islink(self._folder):
             os.unlink(self._folder)
         os.makedirs(self._folder, exist_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let nobody else take, or finish, an output of this folder meanwhile, where the file system has locks."""
+        """Lock this folder, so that no other run takes or finishes an output in it, if the file system has locks."""
         folder, deadline = os.path.dirname(self.path), time.monotonic() + _PATIENCE
         make_folder(folder)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -103,7 +103,7 @@ class LocalPlace:
             os.close(descriptor)
 
     def get(self, name: str) -> str | None:
-        """Return a small file of the progress; None if it is not there."""
+        """Return a small progress file; None if it is missing."""
         try:
             with open(self.beside(name), encoding="utf-8") as file:
                 return file.read()
@@ -111,32 +111,32 @@ class LocalPlace:
             return None
 
     def drop(self, *names: str) -> None:
-        """Remove files of the progress."""
+        """Remove progress files."""
         remove(*map(self.beside, names))
 
     def put(self, name: str, text: str, *, new: bool = False) -> None:
-        """Write a small file of the progress, whole; where it is to be ``new``, none may be there (FileExistsError)."""
+        """Write a small progress file atomically; with ``new``, raise FileExistsError if it exists."""
         if new:
             os.close(os.open(self.beside(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         write_whole(self.beside(name), text.encode(), durable=True)
 
     def beside(self, name: str) -> str:
-        """Return the path of another file of the progress."""
+        """Return the path of another progress file."""
         return os.path.join(self._folder, name)
 
     def names(self) -> list[str]:
-        """Return the names of the files of the progress, in order."""
+        """Return the sorted names of the progress files."""
         return sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else []
 
     def finish(self) -> None:
-        """Rename the finished output to its path; an earlier one there is removed."""
+        """Rename the finished output to its path; an earlier output there is removed."""
         rename_over(self.target, self.path)
         if self.suffix != SUFFIX:
             remove(self.path + SUFFIX)  # of the run that was taken over from, which has ended since
         self.forget_progress()
 
     def forget_progress(self) -> None:
-        """Remove the folder of the progress."""
+        """Remove the progress folder."""
         remove(self._folder)
 
     def sync(self) -> None:
@@ -152,7 +152,7 @@ class LocalPlace:
 
 
 class RemotePlace:
-    """An output in an object store. Attributes as those of :class:`LocalPlace`."""
+    """An output in an object store. Attributes are those of :class:`LocalPlace`."""
 
     def __init__(self, url: Url) -> None:
         self.path, self.suffix = url, ""
@@ -162,17 +162,17 @@ class RemotePlace:
 
     @property
     def target(self) -> Url:
-        """Where it is written."""
+        """The URL written to."""
         return Url(self.path.target.rstrip("/") + self.suffix, self.path.options)
 
     @property
     def written(self) -> tuple[str, ...]:
-        """All that is written, or replaced."""
+        """All URLs that are written or replaced."""
         return (self.path,)
 
     @property
     def is_finished(self) -> bool:
-        """Whether something lies there that no run is writing."""
+        """Whether the final name exists and no run is writing it."""
         return bool(self._exists(self._name)) and not (self.is_begun and not self.suffix)
 
     @property
@@ -185,7 +185,7 @@ class RemotePlace:
         return bool(self._fs.exists(name))
 
     def clear(self, takes_over: str | None, kept: Collection[str]) -> None:
-        """As that of :class:`LocalPlace`."""
+        """See :class:`LocalPlace`."""
         if takes_over is not None:
             self.suffix = f".{takes_over}{SUFFIX}"
         elif not self.is_begun and self._exists(self._name):
@@ -194,7 +194,7 @@ class RemotePlace:
         self._remove(*([] if takes_over else [self._name + self.suffix]), *progress)
 
     def _parts(self, name: str) -> list[list[str]]:
-        """Return the objects below a name: the documents that make it a store last."""
+        """Return the objects below a name, with the documents that make it a store last."""
         every = self._fs.find(name)
         parts = [[each for each in every if (each[len(name) + 1 :] in _ROOTS) is last] for last in (False, True)]
         return [part for part in parts if part]
@@ -210,16 +210,16 @@ class RemotePlace:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Do nothing: object stores have no locks. Of two runs that begin at once the first finds out."""
+        """Do nothing: object stores have no locks. If two runs begin at once, the first one detects it."""
         yield
 
     def put(self, name: str, text: str, *, new: bool = False) -> None:
-        """As that of :class:`LocalPlace`."""
+        """See :class:`LocalPlace`."""
         how = {"mode": "create"} if new else {}
         self._fs.pipe_file(f"{self._folder}/{name}", text.encode(), **how)
 
     def get(self, name: str) -> str | None:
-        """Return a small file of the progress; None if it is not there."""
+        """Return a small progress file; None if it is missing."""
         try:
             found: bytes = self._fs.cat_file(f"{self._folder}/{name}")
         except FileNotFoundError:
@@ -227,16 +227,16 @@ class RemotePlace:
         return found.decode()
 
     def drop(self, *names: str) -> None:
-        """Remove files of the progress."""
+        """Remove progress files."""
         self._remove(*(f"{self._folder}/{name}" for name in names))
 
     def names(self) -> list[str]:
-        """Return the names of the files of the progress, in order."""
+        """Return the sorted names of the progress files."""
         self._fs.invalidate_cache()
         return sorted(map(os.path.basename, self._fs.find(self._folder)))
 
     def finish(self) -> None:
-        """Let the finished output take its name. A run that is killed meanwhile does so again with ``resume=True``."""
+        """Give the finished output its final name. If a run is killed meanwhile, ``resume=True`` repeats this."""
         if self.suffix:
             written = self._name + self.suffix
             for names in reversed(self._parts(self._name)):  # first the documents that make it a store
@@ -248,7 +248,7 @@ class RemotePlace:
             self._remove(written)
 
     def forget_progress(self) -> None:
-        """Remove the folder of the progress."""
+        """Remove the progress folder."""
         self._remove(self._folder)
 
     def sync(self) -> None:
@@ -259,13 +259,13 @@ Place = LocalPlace | RemotePlace
 
 
 def place_of(path: str | Url) -> Place:
-    """Return where an output of this name comes to lie."""
+    """Return the place of an output with this name."""
     local = local_path(path)
     return LocalPlace(local) if local is not None else RemotePlace(path)  # type: ignore[arg-type]  # url_of's
 
 
 def say_written(place: Place, name: str, steps: Iterable[int]) -> None:
-    """Say which steps a rank has written its part of, in a file ``steps-RUN-DOMAIN-RANK-of-RANKS.json``."""
+    """Record which steps a rank has written its part of, in a file ``steps-RUN-DOMAIN-RANK-of-RANKS.json``."""
     ranges: list[list[int]] = []
     for step in sorted(steps):
         if ranges and ranges[-1][1] == step:
@@ -277,7 +277,7 @@ def say_written(place: Place, name: str, steps: Iterable[int]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """The record of an output that runs have begun.
+    """The record of a begun output.
 
     - ``layout``: digest of its layout; None if a run was killed before it was made.
     - ``runs``: those whose steps count, the latest last.
@@ -294,7 +294,7 @@ def say_begun(place: Place, begun: Begun) -> None:
 
 
 def begun_at(place: Place) -> Begun | None:
-    """Return the record of an output that was begun, and set the place's suffix to its; None if there is none."""
+    """Return the record of a begun output, and set the place's suffix from it; None if there is no record."""
     text = place.get(_LAYOUT)
     if text is None:
         return None
@@ -312,7 +312,7 @@ def begun_at(place: Place) -> Begun | None:
 
 
 def written_steps(place: Place) -> set[int]:
-    """Return the steps that all ranks of a domain of some run have written."""
+    """Return the steps that all ranks of one domain of a run have written."""
     said: dict[str, list[set[int]]] = {}
     sizes: dict[str, int] = {}
     begun = begun_at(place)

@@ -1,4 +1,4 @@
-"""The ranks that write one output: rows that they exchange, and messages that one has failed or all have ended.
+"""The ranks that write one output: row exchanges, and messages about failures and ends.
 
 Rows go through a process group of their own, over gloo and from a thread, so that the loop's collectives do not wait
 for them. All else goes through the key-value store of the process group: words there outlast a group that was broken
@@ -77,7 +77,7 @@ def _domains_of(mesh: DeviceMesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 class Ranks:
-    """The ranks of a mesh that write one output; one process where there is no mesh.
+    """The ranks of a mesh that write one output; one process without a mesh.
 
     - ``run``: a name of this run, the same on all ranks.
     - ``group``, ``num_groups``: which domain this rank is of, and of how many: those along the dp axis, and others.
@@ -120,16 +120,16 @@ class Ranks:
 
     @property
     def name(self) -> str:
-        """This run, domain and rank, for files of its own."""
+        """Name of this run, domain and rank, for separate files."""
         return f"{self.run}-{self.group}-{self.part}"
 
     @property
     def _posts(self) -> Postings | None:
-        """The messages of the ranks; not kept in an attribute, as a reference keeps the store's server alive."""
+        """The ranks' messages; not kept in an attribute, since a reference keeps the store's server alive."""
         return None if self._board is None or not self._name else self._board.base.below(self._name)
 
     def share(self, value: object, combine: Callable[[list[Any]], T]) -> T:
-        """Return what the first rank makes of all ranks' values, which should stay small. Collective; JSON."""
+        """Return the first rank's result from all ranks' values, which should be small JSON. Collective."""
         if self._posts is None:
             return combine([value])
         self._num_shared += 1
@@ -150,7 +150,7 @@ class Ranks:
         return found
 
     def _await(self, posts: Postings, keys: Iterable[str]) -> None:
-        """Wait until others have posted, as long as they live. Raises as :meth:`check`."""
+        """Wait until other ranks have posted, as long as they live. Raises as :meth:`check`."""
         heard, num_ranks = time.monotonic(), len(self._all)
 
         def ask() -> bool:
@@ -172,14 +172,14 @@ class Ranks:
             raise failure
 
     def agree(self, error: BaseException | None) -> None:
-        """Raise, on all ranks, where one has met an error: RankFailedError, and there the error itself. Collective."""
+        """Raise on all ranks if one has an error: the error itself there, RankFailedError elsewhere. Collective."""
         if error is not None:
             self.tell(error)
             raise error
         self.share(None, itemgetter(0))
 
     def run_on_first(self, run: Callable[[], T]) -> T | None:
-        """Run something on the first rank; return its result there. Collective; raises as :meth:`agree`."""
+        """Call a function on the first rank; return its result there. Collective; raises as :meth:`agree`."""
         error, found = None, None
         if self.is_first:
             try:
@@ -192,12 +192,12 @@ class Ranks:
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def send(self, values: Array, part: int) -> tuple[dist.Work | None, torch.Tensor]:
-        """Begin to send values to a part of the domain; return the work, and a tensor to keep until its end."""
+        """Start to send values to a part of the domain; return the work, and a tensor to keep until it ends."""
         tensor = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
         return dist.isend(tensor, self._members[part], group=self._group, tag=self._tag), tensor
 
     def receive(self, out: Array, part: int) -> dist.Work | None:
-        """Begin to receive values from a part of the domain into a contiguous array; returns the work."""
+        """Start to receive values from a part of the domain into a contiguous array; return the work."""
         tensor = torch.from_numpy(out.reshape(-1).view(np.uint8))
         return dist.irecv(tensor, self._members[part], group=self._group, tag=self._tag)
 
@@ -217,14 +217,14 @@ class Ranks:
         return coming
 
     def wait(self, work: dist.Work | None) -> None:
-        """Wait for rows, however long another rank takes until it comes to them."""
+        """Wait for rows, however late the other rank sends them."""
         if work is not None:  # torch gives none to those outside a group
             work.wait(_PATIENCE)
 
     # -- words ---------------------------------------------------------------------------------------------------
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others that this rank has failed; not of another rank's failure, which they hear of themselves."""
+        """Post that this rank has failed; do not post another rank's failure, which all hear from that rank."""
         self._failed = True
         posts = self._posts
         if posts is not None and not isinstance(error, RankFailedError):
@@ -232,7 +232,7 @@ class Ranks:
             call_with_timeout(_ASK_S, lambda: posts.append("failed", [self._rank, text]))
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank has failed, and end their waits for its rows."""
+        """Post that this rank has failed, and end the other ranks' waits for its rows."""
         if self._group is None:
             return
         self.tell(explained(error) or error)
@@ -240,7 +240,7 @@ class Ranks:
         break_group(self._group)
 
     def failure(self) -> SciDataError | None:
-        """Return the failure of another rank, where there is one."""
+        """Return the failure of another rank; None if there is none."""
         if not self._name or (posts := self._posts) is None:
             return None
         said = call_with_timeout(_ASK_S, lambda: posts.find("failed/0"))
@@ -255,11 +255,11 @@ class Ranks:
         return found
 
     def claim(self, what: str, said: str) -> str:
-        """Claim something, and return the first claim: this group's, or another's."""
+        """Claim a key, and return its first claim: this group's, or another's."""
         return said if self._posts is None else self._posts.claim(what, said)
 
     def close(self) -> None:
-        """Let go of the process group, which stays for other outputs unless a rank has failed."""
+        """Release the process group, which stays for other outputs unless a rank has failed."""
         posts = self._posts
         if self._group is not None and self._failed:
             _forget_group(self._group)
@@ -268,7 +268,7 @@ class Ranks:
         self._group, self._name = None, ""
 
     def _say_goodbye(self, posts: Postings) -> None:
-        """Wait until the others have read the last word: the store may end with this process."""
+        """Wait until the others have read the last message: the store may end with this process."""
         read, deadline = f"said/{self._num_shared}/read", time.monotonic() + _GOODBYE_S
         while posts.count(read, 0) < len(self._all) - 1 and time.monotonic() < deadline:
             time.sleep(_GOODBYE_LOOK_S)

@@ -1,4 +1,4 @@
-"""Routes of values to the ranks that write them: boxes of grids, and rows that go back to their source's order."""
+"""Routes of values to the ranks that write them: boxes of grids, and rows returned to their source's order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Index = tuple[slice | IntArray, ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Route:
-    """The values of a field of a step that one rank sends, receives and writes.
+    """The values of one step's field that one rank sends, receives and writes.
 
     - ``part``: this rank.
     - ``written``: global box; None if this rank writes nothing, and holds nothing that others do not.
@@ -45,7 +45,7 @@ class Route:
 
 
 def route_of(exchange: Exchange, units: Sequence[int]) -> Route:
-    """Return the route of boxes; ``units`` is the shape that is written whole."""
+    """Return the route of boxes; ``units`` is the shape of the smallest box to write."""
     held, written, part = exchange.held, exchange.written, exchange.part
     if held is None or written is None:
         return Route(part=part, written=None)
@@ -68,7 +68,7 @@ def route_of(exchange: Exchange, units: Sequence[int]) -> Route:
 
 
 class RowsBack:
-    """The way of a part's rows back to the places that they have in the source.
+    """Routes from a part's rows to their places in the source.
 
     All parts write a range of the source's rows each, whole chunks of it. Where each row goes is found once.
 
@@ -80,7 +80,7 @@ class RowsBack:
         self._known: dict[tuple[str, int, int], tuple[IntArray, list[IntArray], list[IntArray]]] = {}
 
     def route(self, field: OutputField) -> Route:
-        """Return the route of a field. Collective over the domain, the first time for an entity and its chunks.
+        """Return the route of a field. Collective over the domain on the first call for an entity and its chunks.
 
         Raises ConfigError: rows that come twice, such as the directed edges of a mesh: no order of the source has them.
         """

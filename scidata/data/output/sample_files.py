@@ -1,4 +1,4 @@
-"""A folder with a file for each sample, named after its source, in the source's order: files, layout and writer."""
+"""A folder with one file per sample, named after its source, in the source's order: files, layout and writer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FilesLike(RowsLike):
         self.names = self._named()
 
     def _found(self, moved: str | None) -> dict[int, tuple[str, ...]]:
-        """Return the files of each stored sample, the one of the topology first."""
+        """Return the files of each stored sample; the topology's file comes first."""
         reader, found = self._reader, {}
         for stored, records in self._records.items():
             raw = () if records else (reader.sources_of(reader.numbering.firsts[stored])[0].path,)
@@ -116,7 +116,7 @@ class FilesLike(RowsLike):
         return found
 
     def _case(self, stored: int, num: int) -> tuple[str, list[str]] | None:
-        """Return the folder and the ``num`` times of the case that a stored sample is, where fields are added to it."""
+        """Return the folder and the ``num`` times of a stored sample's OpenFOAM case, if fields are added to it."""
         path = self._paths[stored][0]
         if self._kind is None and not os.path.lexists(path) and split_group(path) is None:
             raise _gone(path, stored)
@@ -130,7 +130,7 @@ class FilesLike(RowsLike):
 
     @property
     def has_cases(self) -> bool:
-        """Whether fields are added to cases of OpenFOAM."""
+        """Whether fields are added to OpenFOAM cases."""
         return bool(self._cases)
 
     def steps(self, times: object) -> tuple[dict[str, int], list[OutputVariable]]:
@@ -140,10 +140,10 @@ class FilesLike(RowsLike):
         return {"sample": len(self._ds)}, [OutputVariable.of("sample", np.array(list(self.names.values())), {})]
 
     def rows(self) -> None:
-        """Return None: the rows of each sample are others."""
+        """Return None: rows differ between samples."""
 
     def check(self, place: LocalPlace) -> None:
-        """Raise if a source's file is gone, or has another size, or the output would replace it. For one process."""
+        """Raise if a source's file is missing, has another size, or would be replaced. For one process."""
         for stored, paths in self._paths.items():
             for path, recorded in zip(paths, self._records[stored] or (None,) * len(paths), strict=True):
                 file, _ = split_group(path) or (path, "")
@@ -157,7 +157,7 @@ class FilesLike(RowsLike):
             check_apart(written, [folder for folder, _ in self._cases.values()], "the output")
 
     def write(self, folder: str, index: int, arrays: Sequence[NewArray], *, is_packed: bool) -> None:
-        """Write the file of a sample, whole or not at all; raises SourceChangedError if its source is another."""
+        """Write the file of a sample atomically; raises SourceChangedError if its source has changed."""
         (stored, step), name = self._reader.numbering.locate(index), self.names[index]
         path, records, settings = (
             self._paths[stored][0],
@@ -193,7 +193,7 @@ def _changed(path: str, how: str) -> SourceChangedError:
 
 
 class FilesOutput:
-    """The folder, which the threads of all ranks write into: each the files whose turn it is."""
+    """The output folder; the threads of all ranks write their samples' files into it."""
 
     def __init__(self, place: LocalPlace, files: FilesLike, layout: OutputLayout, *, is_packed: bool) -> None:
         self.files, self._place, self._is_packed = files, place, is_packed
@@ -211,7 +211,7 @@ class FilesOutput:
                 )
 
     def create(self) -> None:
-        """Make the folder, or remove what a killed run has left half-written in it. For one process."""
+        """Make the folder, or remove partial files of a killed run. For one process."""
         self.files.check(self._place)
         os.makedirs(self._place.target, exist_ok=True)
         for name in os.listdir(self._place.target):
@@ -221,7 +221,7 @@ class FilesOutput:
     resume = create
 
     def open(self, run: str) -> None:
-        """Do nothing; nor when it is closed: all files are whole."""
+        """Do nothing, as :meth:`close`: all files are complete."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -236,7 +236,7 @@ class FilesOutput:
 
 
 class FilesWriter(Writer):
-    """A :class:`Writer` of a file for each sample: ``writer[sample.index] = {name: tensor}``.
+    """A :class:`Writer` of one file per sample: ``writer[sample.index] = {name: tensor}``.
 
     Ranks that share samples take turns: one of them gets the rows of all, and writes the file from a thread of its own,
     while the next ones go to another rank.
@@ -280,7 +280,7 @@ class FilesWriter(Writer):
         return Route(part=self._ranks.part, written=(), shape=(*given[:dim], num_rows, *given[dim + 1 :]))
 
     def _sizes(self, field: OutputField, index: int) -> list[int]:
-        """Return how many rows the parts of a sample have."""
+        """Return the number of rows of each part of a sample."""
         sizes: list[int] = np.diff(self._files.reader.partition_of(index).bounds[field.entity]).tolist()
         return sizes
 
@@ -299,7 +299,7 @@ class FilesWriter(Writer):
             self._note(index)
 
     def _gathered(self, index: int, part: Part, at: int) -> NewArray | None:
-        """Send a field's rows to the rank that writes the file; return all of them there, in the source's order."""
+        """Send a field's rows to the rank that writes the file; return all rows there, in the source's order."""
         field, ranks = part.field, self._ranks
         values = field.packing.pack(part.staged.values(), self._what(field.name, index))
         if ranks.part != at:
@@ -323,7 +323,7 @@ class FilesWriter(Writer):
         return NewArray(field=field, values=out)
 
     def _agree(self, index: int, at: int) -> None:
-        """Tell the rank that writes which sample comes next; there, raise ConfigError if a part's is another."""
+        """Tell the writing rank which sample comes next; it raises ConfigError if a part's sample differs."""
         ranks = self._ranks
         if ranks.part != at:
             going = ranks.send(np.array([index]), at)
@@ -351,7 +351,7 @@ class FilesWriter(Writer):
         self._say_sometimes()
 
     def close(self) -> None:
-        """Wait until all ranks have written all, and let the folder take its name. Collective; see :class:`Writer`."""
+        """Wait until all ranks have written all, and rename the folder. Collective; see :class:`Writer`."""
         if not (self._is_closed or self._ranks.is_idle or self._background.error):
             with contextlib.suppress(Exception):  # an error that has ended the thread, which follows
                 self._background.put((_END, []))  # so that no rank waits for rows of a sample that another leaves out

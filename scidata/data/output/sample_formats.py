@@ -1,4 +1,4 @@
-"""Files of one sample: a source's file with more arrays, or a new one of its points, cells and those arrays.
+"""Files of one sample: a copy of the source's file with more arrays, or a new file of its points, cells and arrays.
 
 A format is a function that writes one file, by name in :data:`ONTO` (by the source's suffix) or :data:`NEW`. Of a case
 of OpenFOAM it writes a folder: a case of one time, with links to all that is the source's.
@@ -42,7 +42,7 @@ from scidata.store.format.durable import remove, rename_over
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """The file that has the points, and cells, of a sample.
+    """The file that holds the points and cells of a sample.
 
     ``reading``: arguments of :func:`read_samples` for it; ``step``: which of its samples it is; ``others``: the files
     beside it that the sample was made of.
@@ -66,14 +66,14 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewArray:
-    """A field of a sample, in the order of the source: as stored, of the dims that the sample has."""
+    """A field of a sample in the source's order, as stored, with the sample's dims."""
 
     field: OutputField
     values: Array
 
     @property
     def name(self) -> str:
-        """Its name without that of the entity."""
+        """The field's name without its entity."""
         return base_name(self.field.name)
 
     @property
@@ -83,7 +83,7 @@ class NewArray:
         return first if first.ndim == 1 else first.reshape(len(first), math.prod(first.shape[1:]))
 
     def values_at(self, rows: IntArray | slice) -> AnyArray:
-        """Return the values of some rows; of row -1 that of missing ones."""
+        """Return the values of some rows; row -1 has the missing value."""
         if isinstance(rows, slice):
             return self.values
         values = self.values.take(rows, self.field.entity_dim)
@@ -98,7 +98,7 @@ WriteFile: TypeAlias = Callable[[SourceFile, str, Sequence[NewArray], bool], Non
 
 
 def _split(arrays: Sequence[NewArray]) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
-    """Return the arrays of points and of cells."""
+    """Separate the arrays of points from those of cells."""
     found = {
         group: {each.name: each.rows for each in arrays if GROUPS[each.field.entity] == group}
         for group in ("PointData", "CellData")
@@ -150,7 +150,7 @@ def _onto_hdf5(source: SourceFile, target: str, arrays: Sequence[NewArray], is_p
 
 
 def _replace(file: h5py.File, path: str, values: AnyArray, *, is_packed: bool) -> None:
-    """Write an array in the place of one of its name; through no link to another file."""
+    """Write an array in place of an equally named one, but not through a link to another file."""
     parts = path.split("/")
     for end in range(1, len(parts) + 1):
         if isinstance(file.get("/".join(parts[:end]), getlink=True), h5py.ExternalLink | h5py.SoftLink):
@@ -219,7 +219,7 @@ def _onto_case(source: SourceFile, target: str, arrays: Sequence[NewArray], is_p
 
 
 def _fill(source: str, target: str) -> None:
-    """Link to a file or folder, relative to where the link lies; in a folder that is there, to all that it lacks."""
+    """Link to a file or folder, relative to the link's folder; if the folder exists, link to each missing entry."""
     if os.path.isdir(target):
         there = {name.removesuffix(".gz") for name in os.listdir(target)}
         for name in os.listdir(source):
@@ -233,7 +233,7 @@ def _fill(source: str, target: str) -> None:
 
 
 def settle(made: str, place: str) -> None:
-    """Give a file, or the time of a case, its name, once it is on disk; what a case has of other times stays.
+    """Give a file, or the time of a case, its final name once it is on disk; keep a case's other times.
 
     A time's folder comes after all else, and that of ``processor0``, by which readers list times, after the others.
     """
@@ -284,7 +284,7 @@ ONTO: Mapping[str, WriteFile] = {
 
 
 def format_of(path: str, chosen: str | None) -> tuple[str, WriteFile]:
-    """Return the suffix of a sample's file, and what writes it; raises where nothing is added to files like it."""
+    """Return the suffix of a sample's file, and its writer; raise for formats to which nothing is added."""
     if chosen is not None:
         return NEW[chosen]
     if is_case(path):

@@ -1,4 +1,4 @@
-"""A file beside those of samples that lists them as steps, so that ParaView and pyvista open all of them at once.
+"""A file that lists samples' files as steps, so that ParaView and pyvista open all of them at once.
 
 It is written when all of them are there: ``series.pvd`` of VTP and VTU, ``series.xmf`` of XDMF, or ``series.hdf`` of
 VTKHDF, a file with the mesh of each step whose arrays lie in the samples' files (HDF5's virtual data sets). The times
@@ -23,7 +23,7 @@ _MESH = ("Points", "Connectivity", "Offsets", "Types", "NumberOfPoints", "Number
 
 
 def write_series(folder: str, names: Mapping[int, str]) -> None:
-    """Write it, where there are several files; ``names``: of these in the folder, by the samples' numbers."""
+    """Write the list if there are several files; ``names``: the folder's files by sample number."""
     suffixes = {os.path.splitext(name)[1].lower() for name in names.values()}
     if len(names) < 2 or any(name.startswith("series.") for name in names.values()):
         return

@@ -1,4 +1,4 @@
-"""``TileWriter``: takes tiles of samples, and puts each step together once its tiles are there.
+"""``TileWriter``: take tiles of samples, and assemble each step once its tiles are there.
 
 Each rank writes its part of a tile into a file of the progress. The rank that sees a step's last part arrive puts the
 step together, band by band, and removes the parts; steps that are left over, the first rank puts together at the end.
@@ -34,7 +34,7 @@ _NAME = re.compile(r"tile-(\d+)-(\d+)-(\d+)-of-(\d+)\.npz")
 
 
 class Tiles:
-    """Where the tiles of a step lie, and how much each counts.
+    """Places and weights of a step's tiles.
 
     - ``reader``: of tiles.
     - ``blend``: whether overlaps are blended, by weights that fall towards the edges; else each tile is cropped to
@@ -47,7 +47,7 @@ class Tiles:
 
     @property
     def digest(self) -> str:
-        """What decides the parts of steps, as text."""
+        """Text of the parameters that determine the parts of steps."""
         return f"{self._patches.recipe} {'blended' if self.blend else 'cropped'}"
 
     def shape(self, field: OutputField) -> tuple[int, ...]:
@@ -56,11 +56,11 @@ class Tiles:
         return tuple(sizes[d] if d in self._patches.dims else n for d, n in zip(field.dims, field.shape, strict=True))
 
     def rows(self, tile: int, dim: str, size: int) -> IntArray:
-        """Return the rows of the grid that a tile has along a dim."""
+        """Return the grid's rows in a tile along a dim."""
         return np.arange(size) + (self._place(tile, dim)[0] if dim in self._patches.dims else 0)
 
     def _place(self, tile: int, dim: str) -> tuple[int, int | None, int | None]:
-        """Return the first row of a tile along a dim, and those of the tiles before it and after it."""
+        """Return the first row of a tile along a dim, and those of the tiles before and after it."""
         axis = self._patches.dims.index(dim)
         starts, k = self._patches.starts[axis].tolist(), int(np.unravel_index(tile, self._patches.shape)[axis])
         wraps, rows = dim in self._cut.periodic and len(starts) > 1, self._cut.whole[dim]
@@ -69,7 +69,7 @@ class Tiles:
         return starts[k], before, after
 
     def weights(self, tile: int, dim: str, size: int) -> FloatArray:
-        """Return how much each row of a tile counts along a dim: where it is cropped, 0 or 1."""
+        """Return the weight of each row of a tile along a dim; with cropping, 0 or 1."""
         found = np.ones(size)
         if dim not in self._patches.dims:
             return found
@@ -86,7 +86,7 @@ class Tiles:
 
 
 class TileWriter(Writer):
-    """A :class:`Writer` of tiles: ``writer[i] = sample`` takes tile ``i`` of the data set, or what a model made of it.
+    """A :class:`Writer` of tiles: ``writer[i] = sample`` takes tile ``i`` of the data set, or a model's result for it.
 
     - ``num_steps``: number of tiles of all steps.
     """
@@ -103,7 +103,7 @@ class TileWriter(Writer):
         self._before = there | {step * tiles.num + k for step in steps for k in range(tiles.num)}
 
     def _whole_tiles(self, step: int | None = None) -> Iterator[tuple[int, int, list[str]]]:
-        """Yield step and tile of those whose parts are all there, and their files, in order."""
+        """Yield step and tile of the complete tiles, and their files, in order."""
         found = dict[tuple[int, int, int], list[str]]()
         for name in self._folder.names():
             if match := _NAME.fullmatch(name):
@@ -115,10 +115,10 @@ class TileWriter(Writer):
                 yield of, tile, names
 
     def _claim(self, step: int) -> None:
-        """Let any rank give any tile."""
+        """Do nothing: any rank may pass any tile."""
 
     def _route_of(self, name: str, tensor: torch.Tensor, step: object, lead: int | None) -> Route:
-        """Return which rows of a tile this rank has, and writes."""
+        """Return the rows of a tile that this rank has and writes."""
         field, skip = self._layout.fields[name], int(lead is not None)
         shape = self._tiles.shape(field)
         if tuple(tensor.shape[skip:]) != shape or (lead is not None and tensor.shape[0] != lead):
@@ -175,7 +175,7 @@ class TileWriter(Writer):
         return tuple(made), values
 
     def _put_together(self, step: int, whole: list[tuple[int, int, list[str]]]) -> None:
-        """Write a step of which all tiles are there, and remove their files."""
+        """Write a step whose tiles are all there, and remove their files."""
         for field in self._layout.fields.values():
             for band in _bands(field):
                 values = self._band(field, band, whole)
@@ -227,7 +227,7 @@ class TileWriter(Writer):
 
 
 def _bands(field: OutputField) -> Iterator[Box]:
-    """Yield boxes that a field of a step consists of: whole chunks, of a size that fits into memory."""
+    """Yield the boxes of a field of a step: whole chunks, of a size that fits into memory."""
     axis = next((i for i, (n, unit) in enumerate(zip(field.shape, field.units, strict=True)) if unit < n), None)
     if axis is None:
         yield tuple(slice(0, size) for size in field.shape)
@@ -241,7 +241,7 @@ def _bands(field: OutputField) -> Iterator[Box]:
 
 
 def tiles_of(reader: object, tiles: str | None, place: object, layout_steps: int, step_chunk: int) -> Tiles | None:
-    """Return the tiles that an output is put together from; None if whole samples are written."""
+    """Return the tiles from which an output is assembled; None if whole samples are written."""
     if not isinstance(reader, PatchReader):
         if tiles is not None:
             raise ConfigError(f"create: tiles={tiles!r}: the samples of like= are no tiles; leave it out")

@@ -1,4 +1,4 @@
-"""VTKHDF: fields over time on a mesh that stays, which ParaView opens.
+"""VTKHDF: fields over time on a fixed mesh, for ParaView.
 
 The format: https://docs.vtk.org/en/latest/vtk_file_formats/vtkhdf_file_format. All steps of a field lie one after
 another in one array, contiguously, so that ranks write their rows where they belong, as in any HDF5 file.
@@ -30,7 +30,7 @@ _VERSION, _WITH_FACES = (2, 0), (2, 5)  # polyhedra came with 2.5
 
 
 class VtkhdfOutput(FlatOutput):
-    """A VTKHDF file of type UnstructuredGrid that is being written.
+    """A VTKHDF file of type UnstructuredGrid under construction.
 
     - ``geometry``: reads the mesh, in the source's order; called on one rank.
     """
@@ -46,7 +46,7 @@ class VtkhdfOutput(FlatOutput):
                 )
 
     def create(self) -> None:
-        """Make the file: the mesh, room for the fields, and where each step of them lies. For one process."""
+        """Make the file: the mesh, space for the fields, and the offset of each step. For one process."""
         import h5py
 
         layout, mesh = self._layout, self._geometry()
@@ -80,7 +80,7 @@ class VtkhdfOutput(FlatOutput):
 
 
 def write_mesh(root: Any, points: FloatArray, cells: RawCells | None, faces: Sequence[CellFaces] = ()) -> None:
-    """Write points, ``(num_points, 3)``, and cells; if there are none, a vertex for each point.
+    """Write points, ``(num_points, 3)``, and cells; without cells, a vertex for each point.
 
     ``faces`` are those of polyhedra among the cells, each of which has its own.
     """
@@ -115,7 +115,7 @@ def write_mesh(root: Any, points: FloatArray, cells: RawCells | None, faces: Seq
 
 
 def in_space(points: Array, *, on_sphere: bool) -> FloatArray:
-    """Return points ``(N, 3)``: longitude and latitude on the unit sphere, a plane at z = 0."""
+    """Return points ``(N, 3)``: longitude and latitude on the unit sphere, planar points at z = 0."""
     if on_sphere:
         return unit_sphere(points[:, :2])
     flat = np.zeros((len(points), 3))

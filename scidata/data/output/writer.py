@@ -1,4 +1,4 @@
-"""``Writer``: takes the ranks' parts of steps, and has each written while the loop goes on."""
+"""``Writer``: takes the ranks' parts of steps and writes them while the loop goes on."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Writer:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the fields that a step has."""
+        """Names of the fields of a step."""
         return tuple(self._layout.fields)
 
     @property
@@ -165,7 +165,7 @@ class Writer:
             self._taken.add(each)
 
     def flush(self) -> None:
-        """Wait until this rank's part of all that was given is written.
+        """Wait until this rank's part of all submitted steps is written.
 
         Examples
         --------
@@ -182,7 +182,7 @@ class Writer:
             raise self._reason(e) from None
 
     def close(self) -> None:
-        """Wait until all ranks have written all, and let the output take its name if no step is missing. Collective.
+        """Wait until all ranks have written all, and rename the output if no step is missing. Collective.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class Writer:
             self._let_go()
 
     def abort(self, error: BaseException) -> None:
-        """Write no more, and tell all ranks: the output stays unfinished.
+        """Stop writing, and tell all ranks: the output stays unfinished.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class Writer:
             raise failure
 
     def _reason(self, error: BaseException) -> BaseException:
-        """Return why something has failed: another rank, where gloo says so, or another run that has the output."""
+        """Return the cause of a failure: another rank, if gloo says so, or another run that owns the output."""
         if isinstance(error, RuntimeError) and not isinstance(error, SciDataError):
             for _ in range(20):  # its word may come a moment after its connections end
                 if (failure := self._ranks.failure()) is not None:
@@ -311,7 +311,7 @@ class Writer:
         return steps
 
     def _claim(self, step: int) -> None:
-        """Make sure that nobody else writes a step, or others in its chunks."""
+        """Raise if another group writes this step, or others in its chunks."""
         first_step, num_steps = self._layout.block_of(step)
         if self._ranks.num_groups > 1:
             own = str(self._ranks.group)
@@ -370,7 +370,7 @@ class Writer:
     def _check_rows(
         self, field: OutputField, route: Route, splits: tuple[tuple[int, tuple[int, ...]] | None, ...], what: str
     ) -> None:
-        """Make sure that a tensor's rows are those that the route is of."""
+        """Check that a tensor's rows are those of the route."""
         held = [s[1] for s in splits if s is not None and s[0] == field.entity_dim]
         if held and len(splits) == 1:
             if held[0][self._ranks.part] == route.num_rows:
@@ -402,7 +402,7 @@ class Writer:
             self._said_at = time.monotonic()
 
     def _finish(self) -> None:
-        """Finish the output where no step is missing. For the first rank, while the others wait."""
+        """Finish the output if no step is missing. For the first rank, while the others wait."""
         if self._is_whole:
             return
         self._owner.check()
@@ -429,7 +429,7 @@ class Writer:
 
 
 def _watch_end(writer: Writer) -> None:
-    """Have a writer that the script leaves open let go of ranks and threads, before its process groups end."""
+    """Make an unclosed writer release ranks and threads before its process groups end."""
     if not _open:
         end_well()
         atexit.unregister(_end)

@@ -1,4 +1,4 @@
-"""Zarr v3 and v2: arrays made once, each chunk written by one rank."""
+"""Zarr v3 and v2: arrays are made once, and one rank writes each chunk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BLOSC: dict[str, tuple[Literal["zstd", "lz4"], int]] = {
 
 
 class ZarrOutput:
-    """A Zarr group of ``zarr_format`` 2 or 3 that is being written; codecs as of :func:`scidata.create`."""
+    """A Zarr group of ``zarr_format`` 2 or 3 under construction; codecs as for :func:`scidata.create`."""
 
     def __init__(self, place: Place, layout: OutputLayout, *, zarr_format: int, codec: str) -> None:
         if codec not in _CODECS:
@@ -137,7 +137,7 @@ class ZarrOutput:
                     remove(os.path.join(folder, name))
 
     def open(self, run: str) -> None:
-        """Get ready to write. For each process, when the group is there."""
+        """Prepare to write. For each process, once the group exists."""
         import zarr
 
         group: Any = zarr.open_group(self._store(), mode="r+", zarr_format=self._format)  # type: ignore[arg-type]
@@ -157,14 +157,14 @@ class ZarrOutput:
             }  # fmt: skip
 
     def write(self, each: OutputField, at: Box, values: Array) -> None:
-        """Write a box of the array of all steps, of whole chunks, as stored."""
+        """Write a box of whole chunks of the array of all steps, as stored values."""
         if each.name in self._files:
             self._files[each.name].write(at, values)
         else:
             self._arrays[each.name][at] = values
 
     def finish(self) -> None:
-        """Say that all is written. For one process, when all have ended."""
+        """Mark the group as complete and consolidate its metadata. For one process, after all have ended."""
         import zarr
 
         group = zarr.open_group(self._store(), mode="r+", zarr_format=self._format)  # type: ignore[arg-type]
@@ -182,13 +182,13 @@ class ZarrOutput:
 
 
 def with_checksum(encode: Callable[[Array], Any], chunk: Array) -> list[Piece]:
-    """Return an encoded chunk, and its crc32c."""
+    """Append the crc32c to an encoded chunk."""
     body = memoryview(encode(chunk)).cast("B")
     return [body, crc32c(body).to_bytes(4, "little")]
 
 
 def _fill_attribute(fill: object, zarr_format: int) -> object:
-    """Return a fill value as xarray writes it: of floats in v3 a double's bytes in base64, since JSON has no NaN."""
+    """Return a fill value as xarray writes it: floats in v3 as a double's bytes in base64, since JSON has no NaN."""
     value = np.asarray(fill)
     if zarr_format == 3 and value.dtype.kind == "f":
         return base64.standard_b64encode(struct.pack("<d", float(value))).decode()

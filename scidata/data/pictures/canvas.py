@@ -26,12 +26,12 @@ _GROUPS = 8
 
 
 def load_matplotlib() -> None:
-    """Raise MissingDependencyError where matplotlib is not installed."""
+    """Raise MissingDependencyError if matplotlib is not installed."""
     optional_module("matplotlib", "pictures need matplotlib", "plot")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches, which needs no display; a notebook shows it."""
+    """Return an empty figure of a size in inches; it needs no display, and a notebook shows it."""
     load_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_picture(figure: Figure, path: str | os.PathLike[str], inputs: Iterable[str]) -> None:
-    """Write a figure to a file, whose suffix is the format; a link of that name is replaced, not followed."""
+    """Write a figure to a file, in the format of the suffix; a link of that name is replaced, not followed."""
     path = os.path.expanduser(path)
     check_apart(path, inputs, "the picture")
     if os.path.islink(path):
@@ -57,14 +57,14 @@ def save_picture(figure: Figure, path: str | os.PathLike[str], inputs: Iterable[
 
 
 def rank_groups(count: int) -> list[range]:
-    """Return consecutive ranks that share a hue; each its own where there are few."""
+    """Group consecutive ranks that share a hue; few ranks get one hue each."""
     num = count if count <= LEGEND_RANKS else _GROUPS
     edges = [count * i // num for i in range(num + 1)]
     return [range(first, stop) for first, stop in itertools.pairwise(edges)]
 
 
 def colours_of(count: int) -> Colours:
-    """Return the colours of ``count`` ranks, ``(count, 3)``, 0 to 1, neighbours unlike; of many, groups have a hue."""
+    """Return the colours of ``count`` ranks, ``(count, 3)``, 0 to 1; neighbours differ; many share hues by group."""
     from matplotlib import colormaps
 
     if count <= LEGEND_RANKS:
@@ -80,7 +80,7 @@ def colours_of(count: int) -> Colours:
 
 
 def add_legend(figure: Figure, tones: Colours, edge: str, *marks: Artist, notes: Iterable[str] = ()) -> None:
-    """Add a legend: ranks in their ``tones``, each of a few, groups of many; then other marks, and lines of text."""
+    """Add a legend: each rank, or groups of many ranks, in their ``tones``; then other marks, and lines of text."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -94,7 +94,7 @@ def add_legend(figure: Figure, tones: Colours, edge: str, *marks: Artist, notes:
 
 
 def amplification_text(ratios: Sequence[float | None], overall: float | None) -> str | None:
-    """Return a legend's line on bytes fetched over bytes wanted; None if nothing is wanted."""
+    """Return the legend's line on bytes fetched over bytes wanted; None if nothing is wanted."""
     known = [(ratio, rank) for rank, ratio in enumerate(ratios) if ratio is not None]
     if overall is None or not known:
         return None

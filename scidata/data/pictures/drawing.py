@@ -57,7 +57,7 @@ class Places:
 
 
 def places_of(points: FloatArray, *, on_sphere: bool) -> Places:
-    """Return where points are drawn; ``on_sphere``: they are longitudes and latitudes, degrees."""
+    """Return the coordinates at which points are drawn; ``on_sphere``: longitudes and latitudes, degrees."""
     if on_sphere:
         return _around_sphere(points)
     if points.shape[1] == 3:
@@ -71,7 +71,7 @@ def places_of(points: FloatArray, *, on_sphere: bool) -> Places:
 
 
 def _around_sphere(lon_lat: FloatArray) -> Places:
-    """Bring longitudes into one turn, from 0 or -180 on, unless they span a part of one only."""
+    """Bring longitudes into one turn, from 0 or -180 on, unless they span only a part of one."""
     lon, lat = lon_lat[:, 0], lon_lat[:, 1]
     labels = ("longitude (°)", "latitude (°)")
     if np.ptp(lon) <= 180:
@@ -82,7 +82,7 @@ def _around_sphere(lon_lat: FloatArray) -> Places:
 
 
 def outlines(cells: RawCells) -> tuple[list[IntArray], IntArray]:
-    """Return the corners of each cell that has an area in the plane, in order around it, and which cells these are."""
+    """Return the corners, in order, of each cell that has an area in the plane, and the numbers of these cells."""
     offsets, nodes, types = cells.offsets, cells.connectivity, cells.cell_type
     rings: list[IntArray] = []
     found: list[IntArray] = []
@@ -114,7 +114,7 @@ def unrolled(polygons: list[FloatArray], cells: IntArray, start: float) -> tuple
 
 
 def _around_pole(polygon: FloatArray) -> FloatArray:
-    """Make longitudes follow each other without jumps; a cell that goes around a pole is closed along its line."""
+    """Make longitudes continuous, without jumps; close a cell around a pole along the pole's line."""
     lon, lat = polygon.T
     steps = (np.diff(lon, append=lon[:1]) + 180) % 360 - 180
     path = lon[0] + np.concatenate([[0.0], np.cumsum(steps)])
@@ -126,7 +126,7 @@ def _around_pole(polygon: FloatArray) -> FloatArray:
 
 
 def _open_pole(polygon: FloatArray) -> FloatArray:
-    """Give a corner at a pole, whose longitude means nothing, those of both its neighbours."""
+    """Give a corner at a pole, whose longitude is arbitrary, the longitudes of both its neighbours."""
     at = np.flatnonzero(np.abs(polygon[:, 1]) > 90 - EPS)
     if len(at) != 1 or len(polygon) < 3:
         return polygon
@@ -137,7 +137,7 @@ def _open_pole(polygon: FloatArray) -> FloatArray:
 
 
 def number_parts(axes: Axes, places: Places, bounds: IntArray, *, few: bool) -> None:
-    """Write the rank on the row of each part that is nearest its middle; ``few``: there is room for large numbers."""
+    """Write each rank on its part's row nearest the middle; ``few``: there is room for large numbers."""
     from matplotlib.patheffects import withStroke
 
     if len(bounds) - 1 > _MAX_NUMBERS:
@@ -160,7 +160,7 @@ TOWARDS = np.array([0.433, -0.75, 0.5])  # the viewer, in matplotlib's own view 
 
 
 class Drawing:
-    """Shapes in a picture of a sample, apart from their colours: polygons of cells in sight, else points."""
+    """Shapes in a picture of a sample, apart from their colours: polygons of visible cells, else points."""
 
     def __init__(self, places: Places, shapes: RawCells | None) -> None:
         self.places = places
@@ -248,19 +248,19 @@ class Drawing:
         self._sample(axes, colours[owner])
 
     def _sample(self, axes: Axes, values: FloatArray) -> ScalarMappable:
-        """Draw a point for each row, or for some of many."""
+        """Draw a point for each row, or for every n-th of many."""
         num = len(self.places.xy)
         rows = np.arange(0, num, stride(num, MAX_POINTS))
         size = float(np.clip(6e4 / max(1, min(num, MAX_POINTS)), 0.5, 30))
         return self.scatter(axes, rows, c=values[rows], s=size, lw=0)
 
     def scatter(self, axes: Any, rows: IntArray, **style: Any) -> ScalarMappable:
-        """Draw points at some rows, in space without the fading by distance that would change their colours."""
+        """Draw points at some rows; in 3D without depth shading, which would change their colours."""
         flat = {"depthshade": False} if self.places.in_space else {}
         return axes.scatter(*self.places.xy[rows].T, rasterized=True, **flat, **style)
 
     def fill(self, axes: Axes, colours: FloatArray, *, line: float = 0.0) -> None:
-        """Draw the polygons in a colour each, with white lines of some width between them."""
+        """Fill each polygon with its colour, with white lines of some width between them."""
         from matplotlib.collections import PolyCollection
         from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
@@ -286,12 +286,12 @@ class Drawing:
 
 
 def stride(num: int, most: int) -> int:
-    """Return the stride that keeps at most ``most``: along the curve it thins everywhere alike."""
+    """Return the stride that keeps at most ``most`` rows; along the curve it thins evenly in space."""
     return max(1, -(-num // most))
 
 
 def places_in_store(store: Store, index: int, entity: str) -> Places:
-    """Return where the rows of a stored sample are drawn."""
+    """Return the coordinates at which the rows of a stored sample are drawn."""
     info = store.sample(index)
     if f"{entity}/pos" not in info.arrays:
         raise ConfigError(f"{store.path}: sample {index} has no positions to draw")
@@ -302,7 +302,7 @@ def places_in_store(store: Store, index: int, entity: str) -> Places:
 
 
 def shapes_in_store(store: Store, index: int, entity: str) -> RawCells | None:
-    """Return the cells of a stored sample whose rows are nodes; None if it has none."""
+    """Return the cells of a stored sample whose rows are nodes; None if it has no cells."""
     if entity != "node" or not store.sample(index).counts.get("cell", 0):
         return None
     return RawCells(
@@ -318,7 +318,7 @@ _WIDE = 0.75  # panels that are flatter than that lie below each other, and so a
 
 
 def places_of_sets(store: Store, index: int) -> dict[str, Places]:
-    """Return where the rows of each set are drawn, all in the same frame."""
+    """Return the coordinates at which the rows of each set are drawn, all in the same frame."""
     info = store.sample(index)
     sets = sets_of(info)
     without = [name for name in sets if f"{name}/pos" not in info.arrays]
@@ -333,7 +333,7 @@ def places_of_sets(store: Store, index: int) -> dict[str, Places]:
 
 
 class SetPanels:
-    """A figure with a panel for each node set, after ``num_before`` others; of a mesh, ``shapes`` are the cells."""
+    """A figure with a panel for each node set, after ``num_before`` others; ``shapes`` are the cells of a mesh."""
 
     def __init__(self, places: Mapping[str, Places], shapes: RawCells | None = None, *, num_before: int = 0) -> None:
         self.places, self._shapes = places, shapes
@@ -355,7 +355,7 @@ class SetPanels:
         return self._frame.axes(self.figure, (self._rows, self._columns, number + 1))
 
     def draw(self, store: Store | None, cut: SamplePart, said: Sequence[str] = ()) -> list[str]:
-        """Draw rows by rank, edges from other parts, a legend and ``said``; return a note for each thing left out."""
+        """Draw rows by rank, edges from other parts, a legend and ``said``; return a note for each omission."""
         from matplotlib.lines import Line2D
 
         colours, notes, marks, shapes = colours_of(cut.num_parts), [], [], self._shapes

@@ -1,4 +1,4 @@
-"""A field of a gridded sample, and how ranks share it: lines where their parts meet."""
+"""A field of a gridded sample, with lines between the ranks' parts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _whole(reader: GridReader, index: int, name: str) -> AnyArray:
 def _plane(
     reader: GridReader, dims: tuple[str, ...], shape: tuple[int, ...], isel: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return the dimensions that are drawn, vertical first."""
+    """Return the drawn dimensions, vertical first."""
     check_known("plot: isel names dimension", isel, dims)
     sizes = {dim: size for dim, size in zip(dims, shape, strict=True) if dim not in isel}
     chosen = plane_of(reader.partition, sizes)
@@ -82,7 +82,7 @@ def _plane(
 
 
 def plane_of(partition: GridPartition, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Choose up to two dimensions of several rows, in their order: those that are split, then the last ones."""
+    """Choose up to two dimensions of several rows, in their order: split ones first, then the last ones."""
     free = [dim for dim, size in sizes.items() if size > 1]
     chosen = [dim for dim in free if dim in partition.axis_of_dim][:2]
     chosen += [dim for dim in reversed(free) if dim not in chosen][: 2 - len(chosen)]
@@ -90,14 +90,14 @@ def plane_of(partition: GridPartition, sizes: Mapping[str, int]) -> tuple[str, .
 
 
 def ranks_of_plane(partition: GridPartition, dims: Collection[str | None]) -> list[tuple[int, dict[str, int]]]:
-    """Return the ranks whose parts differ along some dims, of the others the first, and the place of each."""
+    """Return the ranks whose parts differ along some dims, the first along all other dims, and the place of each."""
     shown = {axis for dim, axis in partition.axis_of_dim.items() if dim in dims}
     every = ((rank, partition.coordinate(rank)) for rank in range(partition.num_parts))
     return [(rank, at) for rank, at in every if all(i == 0 for axis, i in at.items() if axis not in shown)]
 
 
 def coordinate_of(reader: GridReader, dim: str | None) -> FloatArray | None:
-    """Return the coordinate of each row; None if there is none that rises or falls throughout."""
+    """Return the coordinate of each row; None if it is missing or not monotonic."""
     values = None if dim is None else reader.coordinate(dim)
     if values is None or len(values) < 2 or not np.issubdtype(values.dtype, np.number):
         return None
@@ -123,7 +123,7 @@ def _row(dim: str, rest: Mapping[str, int], shape: tuple[int, ...], dims: tuple[
 
 
 def _edges(reader: GridReader, dim: str | None, size: int) -> FloatArray:
-    """Return where cells end along a dimension, ``(size + 1,)``: about its coordinate, else row numbers."""
+    """Return the edges of cells along a dimension, ``(size + 1,)``: around its coordinate, else around row numbers."""
     centres = coordinate_of(reader, dim)
     if centres is None or len(centres) != size:
         return np.arange(size + 1.0)
@@ -135,7 +135,7 @@ def _edges(reader: GridReader, dim: str | None, size: int) -> FloatArray:
 def _axes(
     figure: Figure, reader: GridReader, vertical: str | None, horizontal: str, columns: FloatArray
 ) -> tuple[Axes, float]:
-    """Return axes, and the number that is subtracted from the horizontal coordinate on them."""
+    """Return axes, and the number subtracted from the horizontal coordinate on them."""
     is_map = vertical is not None and (role_of_name(vertical), role_of_name(horizontal)) == ("Y", "X")
     has_degrees = is_map and np.ptp(columns) <= 361 and reader.coordinate(horizontal) is not None
     if has_degrees and (found := map_axes(figure, columns.max())) is not None:
@@ -154,7 +154,7 @@ def _axes(
 def _draw_parts(
     axes: Axes, reader: GridReader, vertical: str | None, horizontal: str, rows: FloatArray, columns: FloatArray
 ) -> None:
-    """Draw a line where parts meet, and the rank on each."""
+    """Draw lines between parts, and the rank on each part."""
     from matplotlib.patheffects import withStroke
 
     partition = reader.partition
@@ -188,7 +188,7 @@ def _draw_parts(
 
 
 def map_axes(figure: Figure, east: float) -> tuple[Axes, float] | None:
-    """Return cartopy's axes up to ``east`` degrees, and their middle longitude; None without it. Fetches nothing."""
+    """Return cartopy's axes up to ``east`` degrees, and their middle longitude; None without it. No downloads."""
     if importlib.util.find_spec("cartopy") is None:
         return None
     from cartopy.crs import PlateCarree

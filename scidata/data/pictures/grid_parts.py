@@ -49,7 +49,7 @@ class PlotAxis:
 
 
 def check_picture(path: str, *, overwrite: bool = False) -> None:
-    """Raise if a picture cannot be written, before the work is done: its format, its file, matplotlib."""
+    """Raise if a picture cannot be written, before any work: check its format, its file and matplotlib."""
     suffix = os.path.splitext(path)[1].lstrip(".").lower()
     if suffix not in _FORMATS:
         hint = near_matches(suffix, _FORMATS, listed=False)
@@ -127,7 +127,7 @@ def _draw_halos(
     ranks: Sequence[tuple[int, Mapping[str, int]]],
     colours: Colours,
 ) -> list[Artist]:
-    """Hatch the halo of each rank, of many that of one in the middle; return the legend's mark."""
+    """Hatch each rank's halo, or with many ranks only that of one in the middle; return the legend's mark."""
     from matplotlib.patches import Patch
 
     if not partition.halo:
@@ -150,7 +150,7 @@ def _draw_halos(
 
 
 def _middle(partition: GridPartition, plane: Sequence[PlotAxis], places: Sequence[Mapping[str, int]]) -> int:
-    """Return which of the ranks lies nearest the middle of the plane."""
+    """Return the rank that lies nearest the middle of the plane."""
 
     def distance(number: int) -> float:
         boxes = [(_owned(partition, axis, places[number]), axis.size) for axis in plane]
@@ -160,7 +160,7 @@ def _middle(partition: GridPartition, plane: Sequence[PlotAxis], places: Sequenc
 
 
 def _leaves_room(partition: GridPartition, axis: PlotAxis) -> bool:
-    """Say whether halos, widened to be seen, leave most of every shard free."""
+    """Return True if halos, widened to be visible, leave most of every shard free."""
     if axis.dim is None or axis.dim not in partition.halo:
         return True
     sizes = np.diff(partition.bounds[axis.dim])
@@ -180,7 +180,7 @@ def _label(axes: Any, box: Sequence[tuple[float, float]], text: str, plane: tupl
 def _halo_boxes(
     partition: GridPartition, plane: Sequence[PlotAxis], coordinate: Mapping[str, int]
 ) -> tuple[list[list[tuple[float, float]]], bool]:
-    """Return the boxes of a rank's halo, and whether some were widened to be seen."""
+    """Return the boxes of a rank's halo, and whether some were widened to be visible."""
     choices, widened = [], False
     for axis in plane:
         owned = _owned(partition, axis, coordinate)
@@ -227,7 +227,7 @@ def _chunk_lines(axes: Any, vertical: PlotAxis, horizontal: PlotAxis) -> list[st
 
 
 def _ticks(ticker: Any, reader: GridReader, axis: PlotAxis) -> None:
-    """Label an axis of rows by round values of the coordinate, wherever their rows lie, or by row numbers."""
+    """Label an axis of rows by round values of the coordinate, or by row numbers."""
     from matplotlib.ticker import MaxNLocator
 
     if axis.dim is None:

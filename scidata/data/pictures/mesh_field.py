@@ -1,4 +1,4 @@
-"""A field of a mesh, a cloud or a graph, and beside it the part of each rank."""
+"""A field of a mesh, a cloud or a graph, beside the ranks' parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def draw_mesh(
     reader: StoreReader | PointsReader, index: int, field: str | None, *, parts: bool, path: str | None
 ) -> Figure:
-    """Draw a field's first component, of one whole sample, which this process reads part by part; return the figure."""
+    """Draw a field's first component for one whole sample, read here part by part; return the figure."""
     if reader.subsample is not None:
         raise ConfigError("plot: the rows are drawn anew in each epoch; open the data without subsample to see all")
     name = _chosen(reader, field)
@@ -75,7 +75,7 @@ def _column(reader: StoreReader | PointsReader, read: list[LocalPart], name: str
 def _positions(
     reader: StoreReader | PointsReader, read: list[LocalPart], cut: SamplePart
 ) -> tuple[Places, RawCells | None]:
-    """Return where rows lie, and the cells of a mesh whose rows are nodes."""
+    """Return the rows' coordinates, and the cells of a mesh whose rows are nodes."""
     if not isinstance(reader, StoreReader):
         if "pos" not in reader.fields:
             raise ConfigError("plot: the positions are not read; open the data with the field 'pos', too")

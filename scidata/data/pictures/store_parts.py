@@ -117,7 +117,7 @@ def draw_sample(
 
 
 def _ghosts_shown(ghosts: Sequence[IntArray], seen: IntArray | None) -> tuple[list[IntArray], int | None]:
-    """Return the ghosts to ring: those in sight; of many ranks only those of the rank with most."""
+    """Return the ghosts to ring: visible ones, and with many ranks only those of the rank with most."""
     visible = [rows if seen is None else np.intersect1d(rows, seen) for rows in ghosts]
     if len(ghosts) <= LEGEND_RANKS or not any(map(len, visible)):
         return visible, None
@@ -130,7 +130,7 @@ def _pale(colours: FloatArray) -> FloatArray:
 
 
 def _light(polygons: Sequence[FloatArray]) -> FloatArray:
-    """Return how bright faces are, 0.75 to 1: those that look at the viewer most."""
+    """Return the brightness of faces, 0.75 to 1: highest for faces towards the viewer."""
     first = np.array([polygon[:3] for polygon in polygons])
     normal = np.cross(first[:, 1] - first[:, 0], first[:, 2] - first[:, 0])
     length = np.linalg.norm(normal, axis=1)
@@ -138,7 +138,7 @@ def _light(polygons: Sequence[FloatArray]) -> FloatArray:
 
 
 def _draw_edges(axes: Axes, store: Store, cut: SamplePart, drawing: Drawing, colours: Colours) -> list[str]:
-    """Draw edges in the colour of the rank that owns them, but for those that leave the picture at one side."""
+    """Draw edges in the colour of their owner, except those that leave the picture at one side."""
     if not store.sample(cut.index).counts.get("edge", 0):
         return []
     indptr, src, places = store.read(cut.index, "csr/indptr"), store.read(cut.index, "csr/src"), drawing.places
@@ -157,7 +157,7 @@ def _draw_edges(axes: Axes, store: Store, cut: SamplePart, drawing: Drawing, col
 
 
 def _draw_ghosts(axes: Axes, drawing: Drawing, ghosts: Sequence[IntArray], colours: Colours, size: float) -> list[str]:
-    """Ring each ghost in the colour of the rank that has it; those of several ranks get one ring outside the other."""
+    """Ring each ghost in the colour of the rank that reads it; ghosts of several ranks get concentric rings."""
     total = sum(map(len, ghosts))
     if not total:
         return []

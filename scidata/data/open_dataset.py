@@ -274,8 +274,9 @@ def open_dataset(
     halo : int or float, a mapping, or a list of relations, default 0
         Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
         hops along edges; meshes also ``"cells"``, a hop and all cells that have an owned node:
-        :attr:`IrregularSample.cells_with_ghosts`. Points: a radius, to the nearest images where the domain wraps.
-        Stores only have one number. Graphs between several node sets: layers along all relations, or which relations
+        :attr:`IrregularSample.cells_with_ghosts` (where cells are the rows, all that share a node with an owned one;
+        the store needs ``edges="nodes"``). Points: a radius, to the nearest images where the domain wraps. Stores only
+        have one number. Graphs between several node sets: layers along all relations, or which relations
         the layers of a model follow, in their order: ``{"grid__to__mesh": 1, "mesh__to__mesh": 4}``, or a list of
         relations, of which several in one layer are a tuple.
     ghosts : str or None, optional

@@ -439,6 +439,26 @@ def gnot() -> dict[str, Case]:
     }
 
 
+def torchmd_net() -> dict[str, Case]:
+    """Atoms; a kernel of warp finds those near each other."""
+    at, sizes = "torchmd+torchmd-net", {"hidden_channels": 8, "num_layers": 2, "num_rbf": 6, "cutoff_upper": 0.6}
+
+    def net(module: str, name: str, **how: Any) -> Case:
+        build = lambda: getattr(of(at, f"torchmdnet.models.{module}"), name)(**sizes | how)  # noqa: E731
+
+        def call(model: nn.Module, pos: Tensor, z: Tensor) -> Any:
+            return model(z, pos, torch.zeros(24, dtype=torch.long))[:2]
+
+        given: dict[str, Any] = {"pos": lambda: torch.rand(24, 3), "z": lambda: torch.randint(1, 9, (24,))}
+        return case(build, {"pos": (0,), "z": (0,)}, call, **given, options=SINGLE)
+
+    return {
+        "TensorNet": net("tensornet", "TensorNet", static_shapes=False),
+        "TorchMD-ET": net("torchmd_et", "TorchMD_ET", num_heads=2),
+        "TorchMD-GN": net("torchmd_gn", "TorchMD_GN", num_filters=8),
+    }
+
+
 REPOSITORIES: dict[str, Callable[[], dict[str, Case]]] = {
     "Emmi-AI+noether": noether,
     "ml-jku+UPT": upt,
@@ -450,5 +470,6 @@ REPOSITORIES: dict[str, Callable[[], dict[str, Case]]] = {
     "rampasek+GraphGPS": graph_gps,
     "Pointcept+PointTransformerV3": point_transformer,
     "HaoZhongkai+GNOT": gnot,
+    "torchmd+torchmd-net": torchmd_net,
     "openclimatefix+graph_weather": graph_weather,
 }

@@ -211,3 +211,9 @@ def radius_search(
         part(distances, "near") if return_dists else distances,
         part(counts),
     )
+
+
+@handles("torchmdnet.warp_neighbor_brute_fwd", "torchmdnet.warp_neighbor_cell_fwd")
+def neighbour_pairs(func: Callable[..., tuple[Tensor, ...]], *args: object) -> tuple[Tensor, ...]:
+    """Find all pairs of points near each other, on each rank alike. Collective: points are gathered."""
+    return func(*map(plain_of, args))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -15,29 +14,10 @@ from scidata.errors import OutputError, SourceChangedError
 from scidata.grids.blocks.key import BlockKey, Rows
 from scidata.grids.parts import Part
 from scidata.grids.reader import GridReader
-from scidata.read.context import NO_READ, ReadStats
+from scidata.read.context import NO_READ, ReadStats, Staged
 
 #: Of a block of several ranks' parts, which is read at once so that chunks that ranks share are decoded once.
 MAX_SHARED_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Staged:
-    """Progress of a plan: sums of parts of blocks, and of their bytes on disk.
-
-    - ``written``, ``there``: kept now, and before.
-    - ``unknown``: not kept, because the server of their source says nothing that would show a change.
-    """
-
-    written: int = 0
-    there: int = 0
-    unknown: int = 0
-    bytes_written: int = 0
-    bytes_there: int = 0
-    stats: ReadStats = field(default_factory=ReadStats)
-
-    def __add__(self, other: Staged) -> Staged:
-        return Staged(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
 class Staging:

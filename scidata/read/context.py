@@ -68,6 +68,27 @@ class ReadStats:
 NO_READ = ReadStats()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """Sums of parts that were to be kept ahead of a job: a rank's of a block, or of a sample; and of bytes on disk.
+
+    - ``written``, ``there``: kept now, and before; of those that several parts share, the bytes are counted once.
+    - ``left``: from the first that does not fit on.
+    - ``unknown``: not kept, because the server of their source says nothing that would show a change.
+    """
+
+    written: int = 0
+    there: int = 0
+    left: int = 0
+    unknown: int = 0
+    bytes_written: int = 0
+    bytes_there: int = 0
+    stats: ReadStats = field(default_factory=ReadStats)
+
+    def __add__(self, other: Staged) -> Staged:
+        return Staged(**{name: count + getattr(other, name) for name, count in vars(self).items()})
+
+
 class Tally:
     """Counts of one thread's work on a read; one for all its tasks, since a ReadStats for each would cost more.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from scidata.cli.arguments import names_store, num_parts_of, parse_ranks
@@ -15,9 +16,10 @@ from scidata.core.urls import public_text
 from scidata.data.raw_kind import kind_of_raw
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging
+from scidata.read.context import Staged
 from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.store.reading.reader import StoreReader
-from scidata.store.reading.staging import StagedStore, StoreStaging
+from scidata.store.reading.staging import StoreStaging
 
 
 def run_stage(
@@ -51,16 +53,12 @@ def _stage_grid(reader: GridReader, ranks: Sequence[int], jobs: int, disk: DiskC
         with progress("staging", staging.num_parts - staging.num_left) as tick:
             staged = staging.run(jobs=jobs, tick=tick)
         names = sorted(set(reader.fields) - reader.pool.worth.on_disk)
-    return {
-        "parts": staging.num_parts, "written": staged.written, "there": staged.there, "left": staging.num_left,
-        "unknown": staged.unknown, "bytes": staging.num_bytes, "bytes_written": staged.bytes_written,
-        "bytes_there": staged.bytes_there, "bytes_left": staging.bytes_left,
-        "bytes_fetched": staged.stats.bytes_fetched, "bytes_decoded": staged.stats.bytes_decoded, "not_kept": names,
-    }  # fmt: skip
+    more = {"bytes": staging.num_bytes, "bytes_left": staging.bytes_left, "bytes_decoded": staged.stats.bytes_decoded}
+    return _counted(replace(staged, left=staging.num_left)) | more | {"not_kept": names}
 
 
 def _stage_store(reader: StoreReader, ranks: Sequence[int], jobs: int, disk: DiskCache) -> dict[str, Any]:
-    staged, names = StagedStore(), list(reader.fields)
+    staged, names = Staged(), list(reader.fields)
     with closing(reader):
         if reader.store.kept is not None:
             staging, names = StoreStaging(reader, ranks), []
@@ -69,11 +67,14 @@ def _stage_store(reader: StoreReader, ranks: Sequence[int], jobs: int, disk: Dis
     if staged.left:
         limit, cache = human_bytes(disk.max_bytes), reader.options.cache_dir
         _warn(f"{limit} of {cache} are full: the last {staged.left} parts are left out; give more --cache-bytes")
-    return {
-        "parts": staged.written + staged.there + staged.left, "written": staged.written, "there": staged.there,
-        "left": staged.left, "unknown": 0, "bytes": staged.nbytes, "bytes_written": staged.bytes_written,
-        "bytes_there": staged.nbytes - staged.bytes_written, "bytes_fetched": staged.bytes_fetched, "not_kept": names,
-    }  # fmt: skip
+    return _counted(staged) | {"not_kept": names}
+
+
+def _counted(staged: Staged) -> dict[str, Any]:
+    found = {name: count for name, count in vars(staged).items() if name != "stats"}
+    parts = staged.written + staged.there + staged.left + staged.unknown
+    nbytes = staged.bytes_written + staged.bytes_there
+    return {"parts": parts, **found, "bytes": nbytes, "bytes_fetched": staged.stats.bytes_fetched}
 
 
 def _warn(text: str) -> None:

@@ -97,7 +97,9 @@ def _box(group: Group) -> tuple[Any, Any]:
 
 def _merged(samples: Samples) -> dict[str, StoredMoments]:
     """Merge the figures of samples one after the other, of all fields at once."""
-    widths = {path: _width(moments) for path, moments in samples.groups[0].first.statistics.items()}
+    first = samples.groups[0].first.statistics
+    # the number of components; None for plain numbers
+    widths = {path: len(x.count) if isinstance(x.count, tuple) else None for path, x in first.items()}
     places = [
         (path, component)
         for path, width in widths.items()
@@ -121,11 +123,6 @@ def _merged(samples: Samples) -> dict[str, StoredMoments]:
         found[path] = StoredMoments(**(parts if width is not None else {part: x[0] for part, x in parts.items()}))
         begin = end
     return found
-
-
-def _width(moments: StoredMoments) -> int | None:
-    """Return the number of components; None for plain numbers."""
-    return len(moments.count) if isinstance(moments.count, tuple) else None
 
 
 def document(manifest: Manifest, **changes: object) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from scidata.core.own_files import is_still, make_folder, open_own
 from scidata.errors import ConfigError, OutputError
-from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove
 from scidata.store.format.places import FOLDER, MANIFEST, TABLE
 
@@ -169,11 +168,6 @@ def is_current(out: str, run: str) -> bool:
             return file.read() == run
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
-
-
-def successor(out: str) -> str:
-    """Return the folder in which the store that is to replace another one is written."""
-    return os.path.realpath(out) + SUFFIX
 
 
 def finished_samples(out: str) -> list[int]:

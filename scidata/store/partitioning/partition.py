@@ -21,6 +21,7 @@ from scidata.meshes.order.measures import AskedGeometry, as_geometry
 from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
 from scidata.sources.collections import is_step
+from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove, rename_over
 from scidata.store.format.loading import gather
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
@@ -325,7 +326,7 @@ def _run(
     with output.claim_output(out, part):
         there = [index for index in output.finished_samples(out) if part is None or index in indices]
         manifest = os.path.exists(os.path.join(out, MANIFEST))
-        beside = output.successor(out)
+        beside = os.path.realpath(out) + SUFFIX  # the store that is to replace this one
         if part is None and ((overwrite and manifest) or (resume and os.path.isdir(beside))):
             if overwrite:
                 remove(os.path.join(beside, MANIFEST))  # it is no finished store any more

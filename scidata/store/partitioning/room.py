@@ -83,7 +83,7 @@ def bytes_in_memory(header: SampleHeader | HeteroHeader, order: str) -> int:
         math.prod(layout.shape) for name, layout in arrays.items() if name.rpartition("/")[2].lower() in _CORNERS
     ]
     corners.append(4 * sizes.get("cell", 0))
-    rows = _rows_bytes(sizes.get(header.entity, 0), 3, order)
+    rows = sizes.get(header.entity, 0) * {"hilbert": 64, "rcb": 80}.get(order, 40)
     return rows + 50 * (edges + (max(corners) if "cell" in sizes else 0))
 
 
@@ -96,8 +96,3 @@ def why_not(header: SampleHeader | HeteroHeader, order: str) -> str | None:
     if header.edges not in ((None, "faces") if header.entity == "cell" else (None, "cells", "edge_index")):
         return f"edges={header.edges!r} are made of all rows at once"
     return "fields live on mesh edges; leave them out with fields=" if header.on_mesh_edges else None
-
-
-def _rows_bytes(num_rows: int, num_axes: int, order: str) -> int:
-    """Return the memory that rows take while they are put in order in memory."""
-    return num_rows * {"hilbert": 8 * num_axes + 40, "rcb": 16 * num_axes + 32}.get(order, 8 * num_axes + 16)

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
 from scidata.core.tasks.work import in_threads
 from scidata.errors import ConfigError, OutputError
+from scidata.read.context import ReadStats, Staged
 from scidata.store.format.blocks import Use
 from scidata.store.format.places import folder_of
 from scidata.store.reading.reader import StoreReader
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagedStore:
-    """What was done: sums of parts, each one rank's of one sample, and of bytes on disk.
-
-    - ``written``, ``there``, ``left``: parts of which something was fetched, of which all was kept before, and those
-      from the first that does not fit on.
-    - ``nbytes``, ``bytes_written``: bytes on disk of the first two, entries that several share counted once; and how
-      many of them are new.
-    - ``bytes_fetched``: bytes requested of the store.
-    """
-
-    written: int = 0
-    there: int = 0
-    left: int = 0
-    nbytes: int = 0
-    bytes_written: int = 0
-    bytes_fetched: int = 0
 
 
 class StoreStaging:
@@ -53,8 +34,11 @@ class StoreStaging:
         """Number of parts."""
         return self._reader.num_samples * len(self._ranks)
 
-    def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> StagedStore:
-        """Fetch the missing blocks; call ``tick`` here for each part. OutputError if they cannot be written."""
+    def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> Staged:
+        """Fetch the missing blocks; call ``tick`` here for each part, a sample's of a rank.
+
+        A part is written where anything of it was fetched. Raises OutputError: blocks cannot be written.
+        """
         done, left = Counter[str](), Counter({i: len(self._ranks) for i in range(self._reader.num_samples)})
 
         def take(part: tuple[int, int], count: str) -> None:
@@ -69,10 +53,8 @@ class StoreStaging:
             in_threads(self._stage, product(range(self._reader.num_samples), self._ranks), jobs, take)
         finally:
             self._kept.use = None
-        return StagedStore(
-            written=done["written"], there=done["there"], left=done["left"], nbytes=use.nbytes,
-            bytes_written=use.bytes_written, bytes_fetched=use.bytes_fetched,
-        )  # fmt: skip
+        stats, before = ReadStats(bytes_fetched=use.bytes_fetched), use.nbytes - use.bytes_written
+        return Staged(**done, bytes_written=use.bytes_written, bytes_there=before, stats=stats)
 
     def _stage(self, part: tuple[int, int]) -> str:
         if self._is_full:

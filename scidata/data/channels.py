@@ -49,7 +49,7 @@ class Channels:
     Attributes
     ----------
     dims
-        Those that fields keep, last: latitude and longitude, say.
+        The trailing dims, which fields keep: latitude and longitude, for example.
     slices
         The channels of each field.
     shapes
@@ -131,7 +131,7 @@ class Channels:
         dims = sample.dims[name]
         if name in self.picked:
             dim, num, rows = self.picked[name]
-            if dim in dims and field.shape[at := dims.index(dim)] == num:  # not where they are taken already
+            if dim in dims and field.shape[at := dims.index(dim)] == num:  # unless they are selected already
                 field, dims = take(field, at, rows), dims[:at] + dims[at + isinstance(rows, int) :]
         batch = int(dims[:1] == ("batch",))
         lead = tuple(field.shape[batch : field.ndim - len(self.dims)])

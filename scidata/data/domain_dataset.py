@@ -370,8 +370,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         """Return a data set of the same open files with other fields or steps, such as the initial state, forcings or
         targets of a forecast.
 
-        Cut as this data set is, and normalised: all fields, or those that ``normalise`` was asked for. Its transforms
-        are left behind. No file is opened.
+        It is cut and normalised like this data set: all fields, or the ones given to ``normalise``. It has none of the
+        transforms. No file is opened.
 
         Parameters
         ----------

@@ -26,9 +26,9 @@ from scidata.errors import SciDataError
 from scidata.plan.array import ArrayPlan
 from scidata.sources.access.files import files
 
-_FILES = 8  # whose coordinates are compared at once
+_FILES = 8  # number whose coordinates are compared at once
 _LONGEST = 120  # characters of a value that are shown
-_FIELDS, _READS, _BYTES = 4, 4, 512  # of a sample that are compared: fields, reads of each, bytes at both ends of each
+_FIELDS, _READS, _BYTES = 4, 4, 512  # compared per sample: fields, reads per field, bytes at both ends of each read
 
 
 def facts_of(dataset: object) -> dict[str, str]:
@@ -75,7 +75,7 @@ def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, object]:
 def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, object]:
     reader, cut, dim = dataset.reader, dataset.reader.cut, dataset.reader.sample_dim
     rows = {d: rows_of(s) for d, s in cut.selected.items() if d not in reader.sample_dims}
-    # far files, and many, would take a while to be asked for it; the fingerprint has it, and is compared later
+    # querying many or remote files takes long; the fingerprint contains it and is compared later
     is_near = len(reader.paths) <= _FILES and not is_url(reader.paths[0])
     labels = reader.coordinate(dim) if dim is not None and is_near else None
     ends = "" if labels is None or not len(labels) else f"{labels[0]} to {labels[-1]}, {_digest(labels)}"
@@ -143,7 +143,7 @@ def witness_of(dataset: object, index: int) -> dict[str, str]:
             if _is_stored(dataset):
                 return found
         if is_url(getattr(dataset.reader, "path", "") or dataset.reader.paths[0]):
-            return found  # each read would be a request, and so may be finding out where to read
+            return found  # each read, and perhaps each lookup of its place, is a request
         tell = getattr(next(iter(getattr(dataset.reader, "sources", ())), None), "witness", None)
         if tell is not None:  # of shard_dataset, which has no stored bytes
             return {f"values of {name!r} in sample {index}": digest for name, digest in tell(index).items()}
@@ -152,7 +152,7 @@ def witness_of(dataset: object, index: int) -> dict[str, str]:
             ends = b"".join(map(_ends, plan.fields[name]))
             if ends:
                 found[f"stored bytes of {name!r} in sample {index}"] = hashlib.sha256(ends).hexdigest()[:8]
-    except (SciDataError, OSError):  # the reader has said so, or will, when it comes to that
+    except (SciDataError, OSError):  # the reader raises the same error
         pass
     return found
 

@@ -20,9 +20,9 @@ def dims_of_made(
 ) -> dict[str, tuple[str, ...]]:
     """Return the dims of fields that are added to, or replace, existing ones.
 
-    Those that are given; else those of the old field of that name, some of them left out perhaps, where sizes say
-    which; else another field's of the same shape, or some of its; else ``dim_0``, ``dim_1``, …. Raises ConfigError,
-    UnknownNameError: dims are given that do not fit, or of a field that is not there.
+    In order of preference: the given dims; the dims of the old field of that name, without some if the sizes determine
+    which; all or some dims of another field, if the sizes match; ``dim_0``, ``dim_1``, …. Raises ConfigError if given
+    dims do not fit, and UnknownNameError if their field is missing.
     """
     if given is None:
         given = {}
@@ -53,4 +53,4 @@ def _left_of(old: Iterable[_Sized], shape: tuple[int, ...]) -> set[tuple[str, ..
         for kept in itertools.combinations(range(len(dims)), len(shape)):
             if tuple([sizes[i] for i in kept]) == shape:
                 found.add(tuple([dims[i] for i in kept]))
-    return {dims for dims in found if dims[:1] == ("batch",)} or found  # what a model makes of a batch is one
+    return {dims for dims in found if dims[:1] == ("batch",)} or found  # a model's result for a batch is a batch

@@ -295,7 +295,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return {name: found[name] for name in self.fields}
 
     def _of_worker(self, local: Any, index: int) -> Any:
-        if get_worker_info() is None:  # a copy that was pickled for something else
+        if get_worker_info() is None:  # a copy that was pickled for another purpose
             return local
         return LocalFields.of(local, index, is_whole=self.reader.cut.num_parts == 1)
 
@@ -344,7 +344,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
                 raise UnknownNameError(f"assemble: no field {name!r}{near_matches(name, self._specs)}")
             num_lead = tensor.ndim - len(place.expected)
             has_batch = num_lead == 1 if batched is None else batched
-            is_whole = isinstance(tensor, ShardTensor)  # that torch's collate function has stacked
+            is_whole = isinstance(tensor, ShardTensor)  # stacked by torch's collate function
             expected = place.global_shape if is_whole else place.expected
             if num_lead != has_batch or tensor.shape[num_lead:] != expected:
                 raise ConfigError(

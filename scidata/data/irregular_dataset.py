@@ -63,9 +63,9 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._unscaled = "pos", self.reader.options.time
-        if self._domain is not None and self._domain.ndim > 1:  # rows have one axis: that of all its ranks
+        if self._domain is not None and self._domain.ndim > 1:  # rows are sharded along one axis over all its ranks
             self._domain = flatten_mesh(self._domain)
-        # shared with worker processes that live through several epochs, where epochs matter
+        # shared with worker processes that outlive an epoch, if rows are drawn by epoch
         self._epoch = torch.zeros((), dtype=torch.int64)
         if self.reader.subsample is not None:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
@@ -436,7 +436,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, cut: SamplePart, entity: str) -> IntArray:
         own = None if rows is None else rows[entity]
-        if own is None and self.costs is not None:  # the data set may be cut otherwise by now
+        if own is None and self.costs is not None:  # the data set may have been cut anew since
             own = np.arange(*cut.owned(entity, self._rank))
         return self.reader.original_id(index, self._rank, entity, rows=own)
 

@@ -287,7 +287,7 @@ class IrregularSample(Sample[TensorT]):
         """
         rows = self.index_map(entity)
         ids = torch.from_numpy(np.ascontiguousarray(self._topology.read_ids(entity), np.int64))
-        # a ShardTensor where fields are
+        # a ShardTensor if the fields are
         return shard_rows(ids, rows, 0, self._topology.device_mesh)  # type: ignore[return-value]
 
     def with_ghosts(self, name: str) -> Tensor:
@@ -325,7 +325,7 @@ class IrregularSample(Sample[TensorT]):
         return halo_exchange(_local(x).movedim(place.dim, 0), rows, mesh.get_group()).movedim(0, place.dim)
 
     def _place(self, name: str) -> Place:
-        _ = self[name]  # raises, with near names, where there is no such field
+        _ = self[name]  # raises UnknownNameError with similar names
         if name not in self._places:
             raise ConfigError(f"field {name!r} lives on no entity: {self.dims[name]} {tuple(self[name].shape)}")
         return self._places[name]

@@ -43,16 +43,16 @@ def join(
     datasets : Mapping[str, data set]
         Of :func:`scidata.open_dataset`, or made of such, by the names that parts of samples have.
     on : str or Callable or array_like, or a Mapping of them
-        What has a key for each sample: a coordinate along the dimension of samples, another array on it, a value of
+        Source of each sample's key: a coordinate along the dimension of samples, another array on it, a value of
         stored samples, ``"name"`` (see ``sample_keys`` of a data set); a function of the data set that returns keys,
-        ``(len(ds),)``; or the keys. By data set where they differ: ``{"forecast": "valid_time", "truth": "time"}``.
-        With several steps a sample has the key of its step 0.
+        ``(len(ds),)``; or the keys. By data set if they differ: ``{"forecast": "valid_time", "truth": "time"}``.
+        A sample of several steps has the key of its step 0.
     how : {"inner", "left"}
-        Which keys of the first data set are kept: those that all others have, or all. Where another lacks one, its part
-        is an empty cloud of points; of others there is none, which is an error.
+        Which keys of the first data set are kept: the ones present in all others, or all. If another lacks a key, its
+        part is an empty cloud of points; for other kinds of data this is an error.
     tolerance : str or timedelta or number or None, optional
-        Keys of others may differ by so much, ``"30min"``; the nearest counts, of two as near the earlier. Default:
-        keys are equal.
+        Largest difference of matching keys, ``"30min"``; the nearest key counts, the earlier one of two equally near.
+        Default: keys must be equal.
     at : Mapping[str, str or timedelta or number] or None, optional
         Offsets by data set: ``{"obs": "-6h"}`` takes the observations of six hours before.
     transform : Callable[[JoinedSample], object] or None, optional

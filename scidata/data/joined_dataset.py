@@ -27,7 +27,7 @@ from scidata.errors import ConfigError, check_known
 from scidata.plan.totals import ReadPlan
 from scidata.read.context import NO_READ, ReadStats
 
-_COARSE_BLOCKS = 8  # of a stretch: so a chunk that reaches over its end is decoded once more an eighth of the times
+_COARSE_BLOCKS = 8  # of a stretch: a chunk across its end is decoded again in one of eight cases
 
 
 class JoinedDataset(ComposedDataset[JoinedSample]):

@@ -19,7 +19,7 @@ Keys: TypeAlias = npt.NDArray[Any]
 
 _NS = np.array([np.iinfo(np.int64).min + 1, np.iinfo(np.int64).max], "M8[ns]").astype("M8[s]")  # without NaT
 _ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
-_REFORM = -12_219_292_800_000_000  # µs from 1970 back to 1582-10-15: from then on two calendars are one
+_REFORM = -12_219_292_800_000_000  # µs from 1970 back to 1582-10-15: from then on both calendars agree
 _ALIKE = {"standard", "proleptic_gregorian"}
 
 
@@ -143,10 +143,10 @@ def match_keys(
 ) -> Match:
     """Find the samples of the other data sets that have the keys of the first one, in its order.
 
-    - ``keep_all``: keep keys of the first that others lack; else only those that all have.
-    - ``at``: offsets: of a data set that has one, the sample of ``key + offset``.
-    - ``tolerance``: keys may differ by so much; the nearest counts, of two that are as near the lower. None: none at
-      all.
+    - ``keep_all``: keep keys of the first that others lack; else only keys that all have.
+    - ``at``: offsets by data set: take its sample of ``key + offset``.
+    - ``tolerance``: largest difference of matching keys; the nearest counts, the lower one of two equally near. None:
+      keys must be equal.
 
     Raises ConfigError: keys that do not compare; a key that several samples of another data set than the first have.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _T = TypeVar("_T")
-_KEY = "rebalance"  # the rank that waits in one, and where
+_KEY = "rebalance"  # the rank that waits in a rebalance, and its place
 _ALIKE = "it is collective: all ranks call it, at the same places"
 
 
@@ -55,7 +55,7 @@ def shares(
 ) -> dict[int, float]:
     """Split seconds over the stored samples of a batch by the rows that a rank owns of each.
 
-    None if it has other ``bounds`` than the reader's: of what was read before a rebalance the costs would mislead.
+    None if its ``bounds`` differ from the reader's: costs of parts read before a rebalance would mislead.
     """
     if index is None:
         raise ConfigError("measure: the sample has no index, so that nothing says which one it is; give its number")

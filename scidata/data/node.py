@@ -15,7 +15,7 @@ from scidata.device_mesh.board import common_postings
 from scidata.device_mesh.launch import ranks_per_node
 from scidata.grids.blocks.node_shares import NodeRanks
 
-_SHARE = 8  # of the memory that is available, one part in 8 is for decoded rows
+_SHARE = 8  # decoded rows get 1/8 of the available memory
 
 
 def memory_share(num_ranks: int | None = None) -> int:
@@ -28,7 +28,7 @@ def memory_share(num_ranks: int | None = None) -> int:
 def node_ranks(mesh: DeviceMesh | None, axes: Sequence[str], dp: str | None = None) -> NodeRanks | None:
     """Return the ranks of this rank's domain on its node; None if there is no other.
 
-    Also those that read the same part, along an axis that shares members for one; not those of other parallelism.
+    Includes ranks that read the same part, along an axis of ensemble members for example, but no other parallelism.
     """
     same = () if mesh is None or dp is None else further_axes(mesh, (dp, *axes))
     if mesh is None or not (*axes, *same):
@@ -43,7 +43,7 @@ def node_ranks(mesh: DeviceMesh | None, axes: Sequence[str], dp: str | None = No
     ]
     if len(here) < 2:
         return None
-    # other jobs of this user on the node are not to be taken for these ranks: the first to ask names the job
+    # the first caller names the job, since the user may have other jobs on this node
     job = common_postings().claim("job", uuid.uuid4().hex)
     ranks = [other for other, _ in here]
     return NodeRanks(

@@ -301,9 +301,9 @@ def open_dataset(
         ``DataLoader(device=)``. Random numbers: ``sample.generator``.
     local_transform : Callable[[dict], dict] or None, optional
         Called with the tensors of this rank's part by name, halo and ghosts included, where they are read: in a
-        reader thread, in the loop's (small samples), or in a worker process (then it must pickle). Returns, by name,
-        those that it changes; shapes and dtypes stay. No rank sees the others' rows. Fields that samples share are then
-        read with each sample, too.
+        reader thread, in the loop's (small samples), or in a worker process (then it must pickle). Returns the changed
+        tensors by name; shapes and dtypes stay. No rank sees the others' rows. Fields shared by samples are then read
+        with each sample, too.
     dp : str, default "dp"
         Name of the mesh's data-parallel axis.
     allow_missing : bool, default False

@@ -17,9 +17,9 @@ from scidata.sources.access.filesystems import current
 def open_together(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Let one rank fetch metadata from object stores and share the answers with the others. Collective.
 
-    Otherwise each rank asks for itself. The first rank of the group opens the data and sends the answers that it got,
-    1,024 at most; the others open the same with these, and ask for what is not among them. Local files are opened as
-    ever.
+    Otherwise each rank sends its own requests. The first rank of the group opens the data and sends the responses, at
+    most 1,024, to the others, which open the same data with these and request only missing ones. Local files are
+    opened as usual.
 
     Parameters
     ----------

@@ -209,14 +209,14 @@ class Order:
     def _weighted(self, weights: FloatArray, epoch: int) -> IntArray:
         edges = np.cumsum(weights)
         points = self._stream(epoch, _WEIGHTS).random(len(self)) * edges[-1]
-        last = np.flatnonzero(weights)[-1]  # where rounding brings a point to the very end
+        last = np.flatnonzero(weights)[-1]  # rounding may move a point to the very end
         return np.minimum(np.searchsorted(edges, points, side="right"), last).astype(np.int64)
 
     def _mixed(self, mixture: Mixture, epoch: int) -> IntArray:
         starts = np.cumsum([0, *mixture.lengths])
         parts, times = [], []
         for number, (length, take) in enumerate(zip(mixture.lengths, mixture.takes, strict=True)):
-            first = epoch * take  # in the endless row of this data set's passes
+            first = epoch * take  # in the endless sequence of this data set's passes
             passes = range(first // length, -(-(first + take) // length))
             rows = [np.empty(0, np.int64)]
             for number_of_pass in passes:
@@ -249,7 +249,7 @@ class Order:
         whole = len(entries) // self.group * self.group
         groups = by_size[:whole].reshape(-1, self.group)
         groups = groups[self._stream(epoch, _GROUPS).permutation(len(groups))]
-        return np.concatenate([groups.reshape(-1), by_size[whole:]])  # the incomplete one last, or none would align
+        return np.concatenate([groups.reshape(-1), by_size[whole:]])  # the incomplete group is last: the others align
 
 
 def _dtype_of(count: int) -> npt.DTypeLike:

@@ -175,7 +175,7 @@ class PatchDataset(ShardedDataset[TensorT]):
             place = torch.tensor([self._origin(i) for i in (index if isinstance(index, list) else [index])])
         num = len(index) if isinstance(index, list) else 1 if place.ndim < 2 else len(place)
         place = place.reshape(num, -1)
-        if place.device.type != "cpu":  # a copy, which nobody waits for unless it is asked for
+        if place.device.type != "cpu":  # an asynchronous copy: wait only if it is used
             return [PlacedOrigin(self, row) for row in place.clone()]
         return [PlacedOrigin(self, torch.tensor(row)) for row in place.tolist()]
 

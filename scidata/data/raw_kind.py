@@ -14,7 +14,7 @@ from scidata.sources.kinds import ELSEWHERE, MESHES_IN_HDF5, check_no_mesh, comm
 from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
 
-_MOST_NAMED = 4  # files in a command that is shown
+_MOST_NAMED = 4  # files in the printed command
 
 
 def _open(path: str, allow_external: bool) -> Source:

@@ -24,7 +24,7 @@ from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
 
 _SMALL_CHUNK = 64 * 1024
-_MOST_COMPARED = 64  # files of which each is a sample
+_MOST_COMPARED = 64  # files that are samples
 _HUGE_CHUNK = 256 * 1024**2
 _MOST_NAMED = 8
 
@@ -120,7 +120,7 @@ def _reader_warnings(reader: GridReader) -> Iterator[str]:
     if reader.choice.left_out:
         yield left_out_text(reader.choice.left_out, reader.choice.reference.name)
     yield from filter(None, (reader.choice.taken_text, *reader.gap_texts))
-    if reader.sample_dim is not None:  # times that do not follow each other matter to windows of steps alone
+    if reader.sample_dim is not None:  # gaps in time matter only for windows of steps
         gaps = find_gaps(reader.series, reader.partition.selected[reader.sample_dim])
         if gaps is not None:
             yield f"{gaps.text}; {gaps.remedy}"

@@ -100,15 +100,15 @@ class Sample(Mapping[str, TensorT]):
         self.dims = dict(dims)
         self.index = index
         members = index if isinstance(index, list) else [] if index is None else [index]
-        # with the numbers that they have there: those of a union of data sets are others
-        # and the step that is left of each, where one is
+        # each sample's data set, its number there (which differs in a union of data sets),
+        # and the remaining step, if one was selected
         self.members: list[tuple[Origin, int, int | None]] = (
             [] if origin is None else [(origin, i, None) for i in members]
         )
         self._draws = (0, 0)
         self._generator: torch.Generator | None = None
 
-    if not TYPE_CHECKING:  # to type checkers a sample has the attributes that it has
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
             """Raise AttributeError that points to ``sample[name]``."""
@@ -336,8 +336,8 @@ class Sample(Mapping[str, TensorT]):
     def step(self, k: int) -> Self:
         """Return one step of a sample or of a batch: fields without the step dim; their halo is kept.
 
-        Coordinates and :attr:`source` are those of that step. Fields without steps, static ones and a model's, stay;
-        those that have other steps are left out.
+        Coordinates and :attr:`source` are those of that step. Fields without steps (static ones, a model's results)
+        stay; fields with other steps are dropped.
 
         Parameters
         ----------

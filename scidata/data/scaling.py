@@ -25,7 +25,7 @@ METHODS: Mapping[str, _Method] = {
     "std": lambda found: (np.zeros_like(found.mean), found.std),
 }
 _ZERO = {"mean_std": "deviation", "min_max": "range", "std": "deviation"}
-_PIECE = 1 << 15  # numbers that two operations are done on while they are in a core's second cache
+_PIECE = 1 << 15  # block size: both operations run while a block is in a core's L2 cache
 _FEW = 1 << 10  # of fewer that share shift and scale, all are done by broadcasting
 
 
@@ -111,7 +111,7 @@ def _scale_run(values: AnyArray, shift: float, scale: float) -> None:
     less, factor = kind(shift), kind(1 / scale)
     for first in range(0, len(values), _PIECE):
         piece = values[first : first + _PIECE]
-        np.subtract(piece, less, out=piece)  # before it is divided: digits that cancel are exact
+        np.subtract(piece, less, out=piece)  # before the division: cancelling digits are exact
         np.multiply(piece, factor, out=piece)
 
 

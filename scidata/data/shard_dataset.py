@@ -27,7 +27,7 @@ from scidata.data.local_fields import LocalTransform
 from scidata.data.openers import Wrapping, check_wrapping, numpy_dtype, open_grid
 from scidata.errors import ConfigError, FieldMismatchError, check_known
 
-_KEPT = 4  # samples, of which several fields, or steps, are taken one after the other
+_KEPT = 4  # cached samples, since several fields or steps are read one after another
 _numbers = itertools.count()
 
 #: Names of the dims of a sample's tensors: of each by name, or of all with so many dims.
@@ -135,7 +135,7 @@ class TensorSource:
             raise ConfigError(f"shard_dataset: expected a data set with __len__ and __getitem__, not {kind}")
         if not len(dataset):
             raise ConfigError(f"shard_dataset: {kind} has no samples")
-        # all ranks number their data sets alike; a node's ranks tell by it whose samples they share
+        # equal on all ranks, so that a node's ranks know which samples they share
         self.path = f"shard_dataset {next(_numbers)} of {kind}"
         self._dataset, self._lock = dataset, threading.Lock()
         self._samples: Cache[dict[str, AnyArray]] = Cache(_KEPT, "lru")

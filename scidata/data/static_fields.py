@@ -29,7 +29,7 @@ class StaticFields:
     ) -> None:
         self.specs, self._read, self._cast = dict(specs), read, cast
         self._lock = threading.Lock()
-        self._host: dict[str, tuple[torch.Tensor, int]] = {}  # and its version, as it was read
+        self._host: dict[str, tuple[torch.Tensor, int]] = {}  # and its version when it was read
         self._on: dict[tuple[str, torch.device], tuple[torch.Tensor, int]] = {}
 
     @property
@@ -62,7 +62,7 @@ class StaticFields:
                     copy = self._host[name][0].to(device)
                     kept = self._on[name, device] = copy, copy._version
             assert kept is not None
-            found[name] = kept[0].detach()  # a tensor of its own on the same memory, and of the same version
+            found[name] = kept[0].detach()  # a separate tensor that shares memory and version counter
         return found
 
 

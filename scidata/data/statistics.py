@@ -30,7 +30,7 @@ from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, che
 from scidata.shard.comm.agreement import gather_bytes
 from scidata.store.reading.reader import StoreReader
 
-_MAX_CELLS = 1 << 16  # of a field: each takes some hundred bytes, and a microsecond of Python a row
+_MAX_CELLS = 1 << 16  # per field: each takes some hundred bytes, and a microsecond of Python per row
 _KINDS = "biuf"
 
 
@@ -54,16 +54,16 @@ def statistics(
     and ghosts left out, the dp ranks share the samples, and one exchange at the end gives all of them the result:
     collective, then.
 
-    Values are those that are read: decoded, before ``normalise``, ``local_transform`` and ``transform``; all rows,
-    where ``subsample`` draws some. Each counts once: also if windows of several ``steps`` share it, and of fields
-    that are the same in all samples. The period is those that ``sel``, ``isel`` and :func:`scidata.subset` leave.
+    Values are decoded, but not yet changed by ``normalise``, ``local_transform`` or ``transform``; all rows count, even
+    if ``subsample`` draws some. Each value counts once, even if several windows of ``steps`` share it, or all samples
+    do. The period is the one left by ``sel``, ``isel`` and :func:`scidata.subset`.
 
     Parameters
     ----------
     dataset : Any
         Of :func:`scidata.open_dataset`, or made of such.
     by : str or Sequence[str], default ()
-        Dims of which each row has statistics of its own: ``"level"``. Fields without the dim have one for all.
+        Dims whose rows get separate statistics: ``"level"``. Fields without the dim get one value for all.
     fields : str or Sequence[str] or None, optional
         Their names; default all.
     differences : bool, default True
@@ -187,7 +187,7 @@ def _leaves(dataset: object, samples: IntArray | None = None) -> list[_Leaf]:
     found = []
     for number, inner in enumerate(dataset.datasets):
         chosen = dataset.samples_of(number)
-        if samples is not None:  # those of this data set that are among the combination's
+        if samples is not None:  # this data set's samples in the combination
             places = [dataset.locate(i) for i in samples.tolist()]
             chosen = np.unique(np.array([own for part, own in places if part == number], np.int64))
         found += _leaves(inner, chosen)

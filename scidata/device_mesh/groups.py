@@ -36,7 +36,7 @@ from scidata.errors import SciDataError
 _TAGS = range(0x5C1DA7A, 0x5C1DA7A + 8)  # gloo has a context for each network interface, and takes them by the tag
 _MOMENT = datetime.timedelta(milliseconds=1)
 _BREAK_SECONDS = 1.0  # for the threads that break groups, when the process ends; they take milliseconds
-_SETTLE_SECONDS = 1.0  # for the threads of gloo to come to rest, when the process ends
+_SETTLE_SECONDS = 1.0  # s to wait for gloo's threads when the process ends
 _LOOKS, _LOOK = 3, 0.002  # in a row at which they must rest, and s between two
 
 
@@ -96,9 +96,9 @@ def _raise_reason(record: logging.LogRecord) -> bool:
 def add_explainer(explain: Callable[[], Exception | None], *, first: bool = False) -> None:
     """From now on, have the functions of ``torch.distributed`` raise the returned error, when they fail for a peer.
 
-    It is called when one has failed, and returns None if it knows of no reason; then the next one is asked. What
-    torch does without its Python functions (``Work.wait``, the end of DDP's backward) keeps torch's error; where nobody
-    catches that, the traceback that is printed is the reason's.
+    ``explain`` is called when a function has failed, and returns None if it knows no reason; then the next one is
+    called. Work that bypasses torch's Python functions (``Work.wait``, the end of DDP's backward) keeps torch's error;
+    if that is not caught, the printed traceback is the reason's.
     """
     _process.explainers.insert(0 if first else len(_process.explainers), explain)
     logger = collectives_logger()

@@ -131,7 +131,7 @@ class Reader:
         self._all: ShardedDataset | None = None
         self._first: dict[str, int] = {}  # sample of each file in it
         self._alone: Cache[ShardedDataset] = Cache(_MOST_ALONE, "lru")
-        self._memory: dict[str, npt.NDArray[np.generic]] = {}  # DLIO drops what is read
+        self._memory: dict[str, npt.NDArray[np.generic]] = {}  # DLIO drops samples after reading
 
     def read_index(self, global_sample_idx: int, step: int) -> npt.NDArray[np.generic]:
         """Read a sample. Descriptions of files are kept from sample to sample, and a bounded number of descriptors."""

@@ -9,7 +9,7 @@ from scidata.grids.blocks.node_shares import decodes_in_parts
 from scidata.grids.reader import GridReader
 
 _THREADS_AHEAD = 2  # that read blocks before samples need them
-_BLOCKS = 2 + _THREADS_AHEAD  # beside those that are kept: free ones, and those that are being read
+_BLOCKS = 2 + _THREADS_AHEAD  # besides cached blocks: free ones, and ones being read
 _HEAP = 2 << 20  # a thread's decompressor takes and leaves in the C library's heap; trimmed where all rows are kept
 _REST = 4 << 20  # plans, stacks of threads
 

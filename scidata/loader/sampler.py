@@ -152,7 +152,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         self._start = 0  # entries that the next iteration leaves out: a resumed epoch has had them
         self._dealt = 0  # entries that the present one has dealt, to all dp ranks together
         self._unchecked = check and mesh is not None
-        self.ended = -1  # the latest epoch that a loader has come to the end of
+        self.ended = -1  # the latest epoch that a loader has finished
         self._told = False
 
     def __repr__(self) -> str:
@@ -326,7 +326,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             self._digest = (-1, "")
 
     def _digest_of(self, epoch: int) -> str:
-        if self._digest[0] != epoch:  # a loop that saves its place in each step shall not pay for all samples each time
+        if self._digest[0] != epoch:  # saving the position at each step must not cost time for all samples
             self._digest = epoch, self._order.digest(epoch)
         return self._digest[1]
 

@@ -147,7 +147,7 @@ class Subgraphs:
             relations={"edge": edge_index},
             far_relations={"edge": edge_index[:, :0]},
             rows=rows,
-            values={  # those that torch_geometric's loaders give a Data
+            values={  # the attributes that torch_geometric's loaders add to a Data
                 "n_id": n_id, "e_id": e_id, "batch_size": len(seeds), "num_sampled_nodes": [len(hop) for hop in hops],
                 "num_sampled_edges": [len(hop[0]) for hop in drawn[1:]],
             },

@@ -137,7 +137,7 @@ class WaitWatch:
             return float(getattr(now, name) - getattr(before, name))
 
         times = {stage: grown(f"{stage}_seconds") for stage in ("read", "decode", "copy")}
-        # the rest is finding rows and ghosts, and planning, where the stages do not run side by side
+        # the rest is the search for rows and ghosts, and planning, unless the stages overlap
         times["preparation"] = max(0.0, grown("fill_seconds") - sum(times.values()))
         stage = max(times, key=times.__getitem__)
         if grown("transform_seconds") > grown("wait_seconds"):

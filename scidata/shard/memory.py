@@ -120,7 +120,7 @@ def strides_of(x: Tensor) -> Strides:
     """Return a tensor's strides in one process, or UNKNOWN."""
     if isinstance(x, ShardBase):
         return x.global_strides or row_major(x.shape)
-    return x.stride() if x.layout is torch.strided else row_major(x.shape)  # what it is multiplied by decides
+    return x.stride() if x.layout is torch.strided else row_major(x.shape)  # sparse: the other factor decides
 
 
 def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> object:
@@ -350,7 +350,7 @@ def memory_of_parts(spec: ShardSpec, laid: Sequence[tuple[tuple[int, ...], Strid
             return UNKNOWN
     for layout, ndim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
         if len(shape) == ndim and strides == torch.empty(shape, device="meta", memory_format=layout).stride():
-            order = [0, *range(2, ndim), 1]  # of one channel, too, where strides do not show it
+            order = [0, *range(2, ndim), 1]  # also for one channel, although strides do not show it
     whole, step = [0] * len(order), 1
     for d in reversed(order):
         whole[d], step = step, step * max(spec.global_shape[d], 1)

@@ -23,7 +23,7 @@ class Sizes:
 
     def __init__(self, sizes: Iterable[int]) -> None:
         self.sizes = tuple(map(int, sizes))
-        self.plans: Cache[Any] = Cache(_KEPT)  # of exchanges between parts of these sizes, by keys of their own
+        self.plans: Cache[Any] = Cache(_KEPT)  # plans of exchanges between such parts, by the operations' keys
         self.total, self.longest, self.least = sum(self.sizes), max(self.sizes, default=0), min(self.sizes, default=0)
 
     @property

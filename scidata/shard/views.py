@@ -20,7 +20,7 @@ from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_on
 
 _PARTLY = ("masked", "index", "scatter", "put", "__setitem__")  # torch writes so to expanded tensors, too
 _REPEATED = "several elements of what is written to are one in memory"
-_writes = [0]  # counts in inference mode, where torch does not count a tensor's versions
+_writes = [0]  # counts writes in inference mode, in which torch counts no versions
 
 
 class Copy(ViewState):

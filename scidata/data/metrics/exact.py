@@ -28,8 +28,8 @@ from scidata.errors import ConfigError
 
 #: Addends from here on, 1e289, count as infinite: powers of two above them shall not overflow.
 LARGEST = 2.0**960
-_LEAST_EXPONENT = -1022  # the last bit of such a number is the least float64 there is
-_BLOCK = {"cpu": 1 << 15}  # elements at a time, whose intermediate results fit the cache: 3 times as fast
+_LEAST_EXPONENT = -1022  # the last bit of this number is the smallest positive float64
+_BLOCK = {"cpu": 1 << 15}  # elements per block, so that intermediate results fit the cache: 3 times as fast
 _MANY = 1 << 26  # elsewhere; more than 2^50 would leave no bits to cut off
 _KEPT_TERMS = 8
 
@@ -74,7 +74,7 @@ def _rounds(x: Tensor) -> Iterator[FloatArray]:
         return
     # Of 1.26 and 0.37 in decimal the first round cuts off 1.2 and 0.3, whose sum 1.5 is exact on the grid of tenths; of
     # the rest, 0.06 and 0.07, the next one cuts off 0.06 and 0.07: the terms are 1.5 and 0.13.
-    room = max(1, int(x.shape[1] - 1).bit_length())  # bits that the sum of so many numbers may have more than each
+    room = max(1, int(x.shape[1] - 1).bit_length())  # extra bits that a sum of this many numbers may need
     largest = _largest(x)
     if not (largest < LARGEST).all():
         apart = ~(x.abs() < LARGEST)  # NaN too
@@ -108,7 +108,7 @@ def rounded_sum(terms: FloatArray) -> FloatArray:
         return np.asarray(special, np.float64)
     total = parts[0].copy()
     if len(parts) > 1:
-        # exactly between two numbers the rest decides; it was not asked when the first two were added
+        # a tie between two floats is decided by the rest, which the first addition ignored
         rest = np.zeros_like(total)
         for part in parts[:1:-1]:
             rest = np.where(part != 0, part, rest)

@@ -201,7 +201,7 @@ class Metric:
         batched = dims[:1] == ("batch",) or (numbers is not None and not irregular)
         if batched and dims[:1] != ("batch",):
             dims = ("batch", *(dims if self._dims is not None else dims[:-1]))
-        # a climatology may be the same for all of a batch
+        # one climatology may serve a whole batch
         shared = [batched and i > 1 and x.ndim == len(dims) - 1 for i, x in enumerate(tensors)]
         parts = [
             self._part(x, dims[1:] if shared[i] else dims, word, i)
@@ -249,7 +249,7 @@ class Metric:
         if more:
             of_update = more.local(layout, device)
             fault = None if of_update is None else weights_fault(of_update)
-            if fault is not None and self._fault is None:  # this rank alone may see it: all hear of it in compute()
+            if fault is not None and self._fault is None:  # perhaps only this rank sees it: compute() raises on all
                 self._fault = f"weights: {fault}"
             weight = weight if of_update is None else of_update if weight is None else weight * of_update
         box = layout.select(kept)
@@ -283,7 +283,7 @@ class Metric:
             return (*sums, known[key])
         shape = list(layout.local_shape)
         each = quantities[0].new_ones([1] * len(shape)) if weight is None else weight
-        # along a dim that is kept, and along which nothing differs, one sum will do
+        # along a kept dim without differences, one sum is enough
         narrow = [missing is None and d in kept and each.shape[d] <= 1 for d in range(len(shape))]
         spread = each.expand([min(n, 1) if narrow[d] else n for d, n in enumerate(shape)])
         if missing is not None:
@@ -359,7 +359,7 @@ class Metric:
                 with np.errstate(invalid="ignore", divide="ignore"):
                     value = self.of_sample(entry.arrays[:-1], entry.arrays[-1])
                 values[key] = replace(entry, arrays=(np.asarray(value, np.float64),))
-        except ConfigError as e:  # which other domains know nothing of
+        except ConfigError as e:  # unknown to other domains
             fault = fault or str(e)
         dp = [] if mesh is None or ranks.dp is None else [mesh.get_group(ranks.dp)]
         everyone = [unpack(each) for each in gather_bytes(pack(values, **said | {"fault": fault}), dp, device)]
@@ -369,7 +369,7 @@ class Metric:
         _check_alike([each["metric"] for _, each in everyone])
         found: dict[Key, Entry] = {}
         for entries, _ in everyone:
-            found = entries | found  # the first dp rank's, where several had a sample
+            found = entries | found  # if several dp ranks had a sample, the first one's counts
         if not found:
             raise ConfigError("compute: no rank has called update() since the start, or since reset()")
         return found

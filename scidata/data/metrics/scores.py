@@ -312,7 +312,7 @@ class CRPS(PairMetric):
             )
         ranked = members.sort(0).values
         skill, spread = torch.zeros_like(target), torch.zeros_like(target)
-        for i in range(num):  # in this order, not in one that depends on how many elements there are
+        for i in range(num):  # in this order, independent of the number of elements
             skill += (members[i] - target).abs_()
             spread += ranked[i] * (2 * i - num + 1)  # the sum of all pairs' differences
         score = skill / num - spread / (num * (num - 1) if self.fair else num * num)
@@ -384,7 +384,7 @@ class Spectrum(Mean):
 def _power(rows: Tensor, num_points: int) -> Tensor:
     flat = rows.reshape(-1, num_points)
     num_rows = len(flat)
-    # always as many rows at once: a transform's last bits may depend on how many it is given
+    # a fixed number of rows: the last bits of a transform may depend on it
     padded = torch.cat([flat, flat.new_zeros((-num_rows % _ROWS, num_points))]).view(-1, _ROWS, num_points)
     blocks = [torch.fft.rfft(block.clone(), norm="forward") for block in padded]
     transformed = (

@@ -92,7 +92,7 @@ def _checked(dims: tuple[str, ...], values: npt.ArrayLike | Tensor) -> Tensor:
         values = torch.from_numpy(np.array(values, np.float64))
     if values.ndim != len(dims):
         raise ConfigError(f"weights along {', '.join(dims)} have {values.ndim} dims, and need {len(dims)}")
-    if isinstance(values, ShardTensor):  # a part is looked at with the samples: ranks must raise alike
+    if isinstance(values, ShardTensor):  # parts are checked with the samples, so that all ranks raise alike
         return values
     if fault := weights_fault(values):
         raise ConfigError(f"weights along {', '.join(dims)}: {fault}")

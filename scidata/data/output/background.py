@@ -15,7 +15,7 @@ JobT = TypeVar("JobT")
 
 _JOIN_SECONDS = 5.0
 _CHECK_SECONDS = 0.5
-_NICE = 10  # the loop goes first where cores are few: it waits for all ranks at each step
+_NICE = 10  # with few cores the loop has priority: it waits for all ranks at each step
 # After a step the loop often begins a collective: where cores are few, a rank that is held up there holds up all of
 # them, for longer than this.
 _HEAD_START = 0.003  # s
@@ -94,7 +94,7 @@ class Background(Generic[JobT]):
         return self._ends or self.error is not None
 
     def _work(self) -> None:
-        if sys.platform == "linux":  # where threads have priorities of their own, and give them to those they start
+        if sys.platform == "linux":  # only here, threads have priorities, which new threads inherit
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         while True:

@@ -36,13 +36,13 @@ from scidata.device_mesh import axes_of
 from scidata.errors import ConfigError, FieldMismatchError, OutputError, near_matches
 
 _FORMATS = ("zarr", "zarr2", "netcdf", "hdf5", "vtkhdf")
-_OF_SAMPLES = ("vtp", "vtu", "vtkhdf", "xdmf")  # that a file a sample may have
+_OF_SAMPLES = ("vtp", "vtu", "vtkhdf", "xdmf")  # allowed with one file per sample
 _ZARR = _FORMATS[:2]
 _SUFFIXES = {
     ".zarr": "zarr", ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".h5": "hdf5", ".hdf5": "hdf5",
     ".hdf": "hdf5", ".vtkhdf": "vtkhdf",
 }  # fmt: skip
-_EACH = ("files", *(f"{name} files" for name in _OF_SAMPLES))  # a file a sample: of its source's format, or new
+_EACH = ("files", *(f"{name} files" for name in _OF_SAMPLES))  # one file per sample: in its source's format, or new
 _ORDERS = ("source", "store")
 _ENCODINGS = ("source", "plain")
 

@@ -17,7 +17,7 @@ from scidata.errors import ConfigError, check_known
 from scidata.plan.owners import Box
 from scidata.sources.cf import is_time
 
-MAX_CHUNK_BYTES = 4 << 20  # of chunks that nobody has chosen
+MAX_CHUNK_BYTES = 4 << 20  # of chunks chosen by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def chunks_of(
     """Choose the chunks of one step, for any number of ranks: given, else the source's, or parts of large ones."""
     chunks = [min(size, each) if each else size for size, each in zip(shape, source or shape, strict=True)]
     chunks = [given.get(dim, max(1, chunk)) for dim, chunk in zip(dims, chunks, strict=True)]
-    while math.prod(chunks) * itemsize > MAX_CHUNK_BYTES:  # the first dimensions first: rows stay long
+    while math.prod(chunks) * itemsize > MAX_CHUNK_BYTES:  # cut the first dimensions first, so that rows stay long
         free = [i for i, dim in enumerate(dims) if dim not in given and chunks[i] > 1]
         if not free:
             break

@@ -70,7 +70,7 @@ class FlatOutput:
                 made.set_auto_maskandscale(False)
                 made.setncatts(attributes_held({**field.attributes, **packing.attributes()}, "_FillValue"))
                 if made.size and self._zlib_level is None:
-                    made[(0,) * len(dims)] = np.zeros((), packing.dtype)  # now it gets its place in the file
+                    made[(0,) * len(dims)] = np.zeros((), packing.dtype)  # now its place in the file is allocated
             file.setncatts(attributes_held(layout.attributes, "_FillValue"))
 
     def _create_hdf5(self) -> None:
@@ -83,7 +83,7 @@ class FlatOutput:
                 values = each.read() if each.dtype.kind != "U" else each.read().astype(object)
                 file.create_dataset(each.name, data=values).attrs.update(attributes_held(each.attributes))
             for dim, size in self._sizes().items():
-                if dim not in scales and dim not in file:  # a scale without values says the name
+                if dim not in scales and dim not in file:  # a dimension scale without values holds the name
                     file.create_dataset(dim, shape=(size,), dtype="f4")
                     file[dim].make_scale("This is a netCDF dimension but not a netCDF variable.")
                 elif dim in scales:
@@ -111,7 +111,7 @@ class FlatOutput:
             created.set_shuffle()
             created.set_deflate(self._zlib_level)
         created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        created.set_obj_track_times(False)  # else no two files are the same
+        created.set_obj_track_times(False)  # otherwise equal outputs would give different files
         group = file.require_group(name.rpartition("/")[0]) if "/" in name else file
         space, kind = h5py.h5s.create_simple(self._shape_of(field)), h5py.h5t.py_create(packing.dtype)
         h5py.h5d.create(group.id, name.rpartition("/")[2].encode(), kind, space, created)
@@ -168,7 +168,7 @@ def _write_box(file: int, offset: int, shape: tuple[int, ...], starts: list[int]
         return
     item, lead = values.dtype.itemsize, len(shape)
     while lead and (lead == len(shape) or values.shape[lead] == shape[lead]):
-        lead -= 1  # from this dimension on the box is one run
+        lead -= 1  # from this dimension on the box is contiguous
     strides = [item * math.prod(shape[i + 1 :]) for i in range(len(shape))]
     base = offset + sum(start * stride for start, stride in zip(starts, strides, strict=True))
     for index in itertools.product(*(range(n) for n in values.shape[:lead])):

@@ -20,8 +20,8 @@ from scidata.data.output.places import LocalPlace, Place
 from scidata.device_mesh.board.processes import ProcessId
 from scidata.errors import OutputError
 
-BEAT_S = 10.0  # between two signs of life
-LEASE_S = 60.0  # without one, after which a process of another machine is taken for dead
+BEAT_S = 10.0  # s between two signs of life
+LEASE_S = 60.0  # s without one, after which a process on another machine counts as dead
 _LOOK_S = 1.0
 _OWNER = "owner.json"
 
@@ -57,7 +57,7 @@ def holder_of(place: Place) -> Holder | None:
     text = place.get(_OWNER)
     try:
         return None if text is None else Holder(**json.loads(text))
-    except (ValueError, TypeError):  # cut short, or of another version
+    except (ValueError, TypeError):  # truncated, or of another version
         return None
 
 
@@ -114,7 +114,7 @@ class Owner:
         beaten = time.monotonic()
         while not self._ends.wait(self._every):
             try:
-                if not self._finishes:  # finishing removes the file that is looked at
+                if not self._finishes:  # finishing removes the file read here
                     self.check()
                 if time.monotonic() - beaten >= BEAT_S:
                     self._place.put(_beat(self.run), str(time.time()))
@@ -123,7 +123,7 @@ class Owner:
                 if not self._finishes:
                     lost(e)
                     return
-            except Exception:  # a full disk, a server that is away: the next write will find out
+            except Exception:  # full disk or unreachable server: the next write raises
                 continue
 
     def look(self) -> None:

@@ -1,10 +1,9 @@
 """One NetCDF-4 or HDF5 file of compressed chunks: ranks compress their chunks, and the file is assembled at the end.
 
-How long a compressed chunk is nobody knows beforehand, so ranks cannot write it where it belongs, and HDF5 lets one
-process alone add to a file. So each rank writes its chunks, as HDF5 has them, to files of their own beside the output;
-at the end the first rank copies them into the file, in the order of the arrays, without compressing anything again. The
-file is the same, byte for byte, for any number of ranks and any order of steps, and until then a run that is killed
-loses nothing.
+The size of a compressed chunk is unknown beforehand, so ranks cannot write it in place, and HDF5 lets only one process
+append to a file. So each rank writes its chunks, encoded for HDF5, to separate files beside the output; at the end the
+first rank copies them into the file, in the order of the arrays, without compressing them again. The file is the same,
+byte for byte, for any number of ranks and any order of steps, and a run that is killed before the end loses nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class PackedFileOutput(FlatOutput):
     def open(self, run: str) -> None:
         """Prepare to write chunks to the folders of a run."""
         self._threads = encoding_threads()
-        self._whole = self._place.beside(f"whole-{run}")  # of each run another, as the folders of chunks
+        self._whole = self._place.beside(f"whole-{run}")  # one per run, as the chunks' folders
         for name, each in self._layout.fields.items():
             self._files[name] = ChunkFiles(
                 self._folder(run, name), self._threads, chunks=self._layout.chunks_of(each), fill=0, name_of=_name_of,
@@ -65,7 +64,7 @@ class PackedFileOutput(FlatOutput):
         import h5py
 
         target, whole = self._place.target, self._whole
-        shutil.copyfile(target, whole)  # a run that is killed from here on still has all its parts
+        shutil.copyfile(target, whole)  # a run killed from here on keeps all its parts
         begun = begun_at(self._place)
         with h5py.File(whole, "r+") as file:
             for name, each in self._layout.fields.items():

@@ -14,7 +14,7 @@ from scidata.sources.cf import decoding_of
 
 _NUMBERS = ("scale_factor", "add_offset", "_FillValue")
 OF_PACKING = (*_NUMBERS, "missing_value", "_Unsigned", "valid_range")
-_BLOCK = 1 << 20  # values that are packed at a time: their float64 stay in the cache
+_BLOCK = 1 << 20  # values packed at a time, so that their float64 stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,7 @@ class PartWriter:
         if route.inner is not None:
             box, index = route.inner
             yield box, packed[index]
-        out = self._buffer(route, field) if route.edges else packed  # of which nothing is put together then
+        out = self._buffer(route, field) if route.edges else packed  # nothing of them is assembled
         for at, index in route.own:
             out[at] = packed[index]
         for work, at, rows in coming:
@@ -189,6 +189,6 @@ class PartWriter:
         if found is None or found.shape != route.shape:
             missing = np.asarray(field.packing.missing)
             found = self._buffers[field.name] = np.empty(route.shape, missing.dtype)
-            for _, at in route.edges:  # the rest is not touched, and takes no memory
-                found[at] = missing  # rows that the store has not
+            for _, at in route.edges:  # the rest is untouched and takes no memory
+                found[at] = missing  # rows missing in the store
         return found

@@ -1,13 +1,13 @@
 """Places of outputs: an unfinished output lies beside its final name, with a record of its finished steps.
 
-A local output is written as ``NAME.unfinished`` and renamed at its end; object stores cannot rename, so there the name
-is its own, and an attribute says that it is unfinished. Where something finished has the name there, the new output is
-``NAME.unfinished``, too, and copied to its place once it is whole. A run that takes over from a living one writes to a
-name of its own, ``NAME.RUN.unfinished``: so their files are not mixed.
+A local output is written as ``NAME.unfinished`` and renamed at its end; object stores cannot rename, so there it has
+its final name, and an attribute marks it as unfinished. If a finished output already has that name there, the new one
+is ``NAME.unfinished``, too, and is copied once it is complete. A run that takes over from a living one writes to
+``NAME.RUN.unfinished``, so that their files are not mixed.
 
 Beside the output lies the folder ``NAME.progress``: its layout (``layout.json``), its owner
-(:mod:`scidata.data.output.owner`), and for each rank of each run the steps of which it has written its part. A step is
-written when all ranks of the domain say so; a run that goes on needs no more than that, on any number of ranks.
+(:mod:`scidata.data.output.owner`), and for each rank of each run the steps whose parts it has written. A step is
+complete once all ranks of the domain have recorded it; a run resumes from this record, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove, rename_over
 
 _LAYOUT = "layout.json"
-_ROOTS = ("zarr.json", ".zmetadata", ".zgroup", ".zattrs")  # documents without which there is no store of Zarr
+_ROOTS = ("zarr.json", ".zmetadata", ".zgroup", ".zattrs")  # documents that make a Zarr store
 _SUFFIXES = re.compile(r"((\.[0-9a-f]{8})?\.unfinished)?")
-_PATIENCE = 5.0  # s for another process that looks at, or takes, an output of the same folder
+_PATIENCE = 5.0  # s to wait for another process that inspects or takes an output of the same folder
 
 
 class LocalPlace:
@@ -132,7 +132,7 @@ class LocalPlace:
         """Rename the finished output to its path; an earlier output there is removed."""
         rename_over(self.target, self.path)
         if self.suffix != SUFFIX:
-            remove(self.path + SUFFIX)  # of the run that was taken over from, which has ended since
+            remove(self.path + SUFFIX)  # of the previous owner, which has ended since
         self.forget_progress()
 
     def forget_progress(self) -> None:
@@ -143,7 +143,7 @@ class LocalPlace:
         """Wait until all written data is on disk."""
         descriptor = os.open(os.path.dirname(self.path), os.O_RDONLY)
         try:
-            if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):  # of this file system alone
+            if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):  # only this file system
                 os.sync()
         except AttributeError:  # not on Linux
             os.sync()

@@ -33,9 +33,9 @@ from scidata.errors import OutputError, RankFailedError, SciDataError
 _TAGS = 1 << 16
 #: Of rows: a rank that has died breaks its connections; one that has more to do than another may take its time.
 _PATIENCE = datetime.timedelta(days=1)
-_ASK_S = 0.5  # for an answer of the store
-_LOOK_S = 0.2  # between two looks at whether all ranks live
-_PAUSES = 0.001, 0.05  # s between two looks for others' posts: at first, and in the end
+_ASK_S = 0.5  # s to wait for the store
+_LOOK_S = 0.2  # s between two checks that all ranks live
+_PAUSES = 0.001, 0.05  # s between two polls for other ranks' posts: at first, and finally
 _SILENCE_S = 30.0  # of a store that does not answer
 _GOODBYE_S, _GOODBYE_LOOK_S = 5.0, 0.01  # for the others to have read the last word, and between two looks
 
@@ -144,7 +144,7 @@ class Ranks:
             keys = [f"{whole}/{rank}" for rank in self._all]
             self._await(posts, keys)
             found = combine(posts.read_all(keys))
-            self._forget(posts, self._num_shared - 1)  # all have read it, since they have posted more
+            self._forget(posts, self._num_shared - 1)  # all have read it, since they have posted again
             posts.post(whole, found)
         posts.remove(own)
         return found
@@ -203,7 +203,7 @@ class Ranks:
 
     def exchange_rows(self, rows: Sequence[IntArray]) -> list[IntArray]:
         """Send an array to each part of the domain, and return the arrays received. Collective over the domain."""
-        self.agree(None)  # all come to the exchange, or hear of the failure of one
+        self.agree(None)  # all ranks reach the exchange or learn of a failure
         sent, held = torch.zeros(2, len(self._all), dtype=torch.int64)
         places = torch.from_numpy(np.searchsorted(self._all, self._members))
         sent[places] = torch.tensor([len(each) for each in rows])
@@ -218,7 +218,7 @@ class Ranks:
 
     def wait(self, work: dist.Work | None) -> None:
         """Wait for rows, however late the other rank sends them."""
-        if work is not None:  # torch gives none to those outside a group
+        if work is not None:  # torch returns None outside a group
             work.wait(_PATIENCE)
 
     # -- words ---------------------------------------------------------------------------------------------------

@@ -38,10 +38,10 @@ from scidata.store.format.durable import remove
 from scidata.store.partitioning.inputs import difference
 from scidata.store.raw_points.windows_reader import WindowsReader
 
-_READING = ("kind", "points", "topology")  # settings of a store that say how its sources are read
-_MAX_WRITING = 2  # samples whose rows wait to be written on the rank that has them: memory is bounded by them
+_READING = ("kind", "points", "topology")  # settings of a store for reading its sources
+_MAX_WRITING = 2  # samples whose rows wait to be written on their rank; bounds the memory
 _WORD = re.compile(r"\w[\w.:+-]*")  # names in OpenFOAM
-_END = -1  # in place of a sample's number
+_END = -1  # placeholder for a sample's number
 _ELSEWHERE = "name the folder that has it: create(topology=...)"
 
 
@@ -99,7 +99,7 @@ class FilesLike(RowsLike):
             name, num = names[stored], numbering.firsts[stored + 1] - numbering.firsts[stored]
             if os.path.basename(name) != name or name.startswith("."):
                 raise RefusedError(f"{self._reader.path}: sample {stored} is named {name!r}, which is no file's name")
-            name = name if is_unique else f"{stored:06d}_{name}"  # of stores that were put together
+            name = name if is_unique else f"{stored:06d}_{name}"  # of joined stores
             if (case := self._case(stored, num)) is not None:
                 time, own = case[1][step], os.path.basename(case[0])
                 if os.path.basename(os.path.abspath(self._paths[stored][0])) == time:  # the sample is named after it
@@ -238,8 +238,8 @@ class FilesOutput:
 class FilesWriter(Writer):
     """A :class:`Writer` of one file per sample: ``writer[sample.index] = {name: tensor}``.
 
-    Ranks that share samples take turns: one of them gets the rows of all, and writes the file from a thread of its own,
-    while the next ones go to another rank.
+    Ranks that share samples take turns: one of them receives the rows of all and writes the file in a separate thread,
+    while the next sample's rows go to another rank.
     """
 
     def __init__(self, *args: Any, output: FilesOutput, **options: Any) -> None:
@@ -353,8 +353,8 @@ class FilesWriter(Writer):
     def close(self) -> None:
         """Wait until all ranks have written all, and rename the folder. Collective; see :class:`Writer`."""
         if not (self._is_closed or self._ranks.is_idle or self._background.error):
-            with contextlib.suppress(Exception):  # an error that has ended the thread, which follows
-                self._background.put((_END, []))  # so that no rank waits for rows of a sample that another leaves out
+            with contextlib.suppress(Exception):  # super().close() raises the error that ended the thread
+                self._background.put((_END, []))  # so that no rank waits for rows of a sample that another rank omits
         super().close()
 
     def _wait(self) -> None:

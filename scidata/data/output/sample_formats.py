@@ -228,7 +228,7 @@ def _fill(source: str, target: str) -> None:
     elif os.path.exists(source):
         try:
             os.symlink(os.path.relpath(os.path.realpath(source), os.path.realpath(os.path.dirname(target))), target)
-        except (OSError, NotImplementedError):  # a file system that has no links
+        except (OSError, NotImplementedError):  # a file system without links
             (shutil.copytree if os.path.isdir(source) else shutil.copyfile)(source, target)
 
 
@@ -249,7 +249,7 @@ def settle(made: str, place: str) -> None:
         os.replace(made, place)
         return
     os.makedirs(place, exist_ok=True)
-    for name in sorted(os.listdir(made), reverse=True):  # digits are before letters
+    for name in sorted(os.listdir(made), reverse=True):  # digits sort before letters
         old, new = os.path.join(made, name), os.path.join(place, name)
         if name.startswith("processor"):
             settle(old, new)
@@ -258,7 +258,7 @@ def settle(made: str, place: str) -> None:
                 for path in (os.path.join(root, each) for each in files):
                     if not os.path.islink(path):
                         sync(path)
-            remove(new)  # of a run that was killed before it could say that it had finished
+            remove(new)  # of a run that was killed before it recorded its end
             os.rename(old, new)
         elif not os.path.lexists(new):
             try:

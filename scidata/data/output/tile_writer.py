@@ -29,7 +29,7 @@ from scidata.grids.patch_reader import PatchReader
 from scidata.plan.owners import Box
 from scidata.shard import ShardTensor
 
-_BAND_BYTES = 256 << 20  # of a step that is put together at once
+_BAND_BYTES = 256 << 20  # of a step assembled at once
 _NAME = re.compile(r"tile-(\d+)-(\d+)-(\d+)-of-(\d+)\.npz")
 
 
@@ -157,7 +157,7 @@ class TileWriter(Writer):
         data, num_parts = io.BytesIO(), math.prod(self._ranks.parts)
         np.savez(data, **content)  # type: ignore[arg-type]  # names are the fields'
         for part in step[1]:
-            part.staged.release()  # their memory is used again
+            part.staged.release()  # their memory is reused
         name = f"tile-{number}-{tile}-{self._ranks.part}-of-{num_parts}.npz"
         write_whole(self._folder.beside(name), data.getvalue())
         if len(whole := list(self._whole_tiles(number))) == self._tiles.num:

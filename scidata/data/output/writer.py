@@ -42,8 +42,8 @@ from scidata.shard import ShardTensor
 
 _log = logging.getLogger("scidata")
 
-_open: weakref.WeakSet[Writer] = weakref.WeakSet()  # of this process, and not closed
-_JOURNAL_SECONDS = 1.0  # between two updates of the journal
+_open: weakref.WeakSet[Writer] = weakref.WeakSet()  # unclosed writers of this process
+_JOURNAL_SECONDS = 1.0  # s between two updates of the journal
 _MAX_OPEN = 4  # chunks of several steps that wait for more of them
 _MAX_ROUTES = 64
 _SHOWN = 6
@@ -155,7 +155,7 @@ class Writer:
                 local = tensor.to_local() if isinstance(tensor, ShardTensor) else tensor
                 local = local[i] if batched else local
                 if routes[name].written is None:
-                    local = local.new_empty((0,))  # another part's to write
+                    local = local.new_empty((0,))  # written by another part
                 staged = self._staging.take(local, self._what(name, each))
                 parts.append(Part(field=self._layout.fields[name], route=routes[name], staged=staged))
             try:
@@ -275,7 +275,7 @@ class Writer:
     def _reason(self, error: BaseException) -> BaseException:
         """Return the cause of a failure: another rank, if gloo says so, or another run that owns the output."""
         if isinstance(error, RuntimeError) and not isinstance(error, SciDataError):
-            for _ in range(20):  # its word may come a moment after its connections end
+            for _ in range(20):  # its message may arrive shortly after its connections end
                 if (failure := self._ranks.failure()) is not None:
                     return failure
                 time.sleep(0.05)
@@ -384,7 +384,7 @@ class Writer:
     # -- the thread's --------------------------------------------------------------------------------------------
 
     def _write(self, step: tuple[int, list[Part]]) -> None:
-        if self._ranks.is_first:  # the others hear of it from that one
+        if self._ranks.is_first:  # the failed rank itself tells the others
             self._owner.look()
         with named("write"):
             self._written |= self._parts.write(*step)

@@ -44,7 +44,7 @@ class ZarrOutput:
             )
         self._place, self._layout, self._format, self._codec = place, layout, zarr_format, codec
         self._arrays: dict[str, Any] = {}
-        self._files: dict[str, ChunkFiles] = {}  # of arrays that are written without zarr-python
+        self._files: dict[str, ChunkFiles] = {}  # of arrays written without zarr-python
         self._threads: ThreadPoolExecutor | None = None
 
     def _store(self) -> Any:
@@ -82,7 +82,7 @@ class ZarrOutput:
             shards=layout.shards_of(each),
             filters=None,
             compressors=self._compressors(packing.dtype.itemsize),
-            # v3 has no arrays without one; 0 says nothing there, as readers go by the attribute
+            # v3 requires a fill value; 0 has no meaning, as readers use the attribute
             fill_value=0 if fill is None and self._format == 3 else fill,
             config={"write_empty_chunks": True},  # else a chunk of fill values cannot be told from a lost one
             **self._named((*layout.step_dims, *each.dims), {**_plain(each.attributes), **_plain(said)}),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Colours: TypeAlias = FloatArray
 
-LEGEND_RANKS = 16  # beyond it colours of single ranks cannot be told apart: groups of ranks have a hue each
+LEGEND_RANKS = 16  # with more ranks, single colours look alike: each group of ranks gets a hue
 _GROUPS = 8
 
 

@@ -34,7 +34,7 @@ _CORNERS = {5: (0, 1, 2), 8: (0, 1, 3, 2), 9: (0, 1, 2, 3), 22: (0, 1, 2), 23: (
 _CORNERS |= {34: (0, 1, 2)}
 _POLYGON = 7
 EPS = 1e-6  # degrees
-_MAX_NUMBERS = 128  # ranks: of more, their numbers would lie over each other
+_MAX_NUMBERS = 128  # ranks: numbers of more would overlap
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -155,7 +155,7 @@ def number_parts(axes: Axes, places: Places, bounds: IntArray, *, few: bool) -> 
 
 
 _MAX_CELLS = 60_000
-MAX_POINTS = 150_000  # more cannot be told apart at this size, and take minutes to draw as vectors
+MAX_POINTS = 150_000  # more look alike at this size and take minutes to draw as vectors
 TOWARDS = np.array([0.433, -0.75, 0.5])  # the viewer, in matplotlib's own view of space
 
 
@@ -168,7 +168,7 @@ class Drawing:
         self.corners: IntArray | Sequence[IntArray] = ()  # nodes of each polygon
         self.cells: IntArray = np.empty(0, np.int64)  # of which each polygon is
         self.left_out = ""  # why no cells are drawn
-        self.cut_away = False  # whether the octant nearest the viewer is
+        self.cut_away = False  # whether the octant nearest the viewer is cut away
         if shapes is None or not shapes.num_cells:
             return
         if not places.in_space and shapes.num_cells > _MAX_CELLS:
@@ -313,8 +313,8 @@ def shapes_in_store(store: Store, index: int, entity: str) -> RawCells | None:
 
 
 _MAX_EDGES = 20_000  # of a panel: more are a grey plane
-_POLAR = 75.0  # latitude beyond which a line between two longitudes is nothing like the edge
-_WIDE = 0.75  # panels that are flatter than that lie below each other, and so are larger
+_POLAR = 75.0  # latitude beyond which a straight line differs much from the edge
+_WIDE = 0.75  # flatter panels are stacked vertically, which makes them larger
 
 
 def places_of_sets(store: Store, index: int) -> dict[str, Places]:
@@ -395,5 +395,5 @@ class SetPanels:
         every = np.concatenate([np.empty((0, 2, self.places[name].xy.shape[1])), *ends])
         if self.places[name].start is not None:
             across, polar = np.abs(np.diff(every[:, :, 0], axis=1)[:, 0]), np.abs(every[:, :, 1]).max(axis=1) > _POLAR
-            every = every[(across < 180) & ~(polar & (across > 30))]  # those that leave the map, or go around a pole
+            every = every[(across < 180) & ~(polar & (across > 30))]  # drop edges across the border or a pole
         return every[:: stride(len(every), _MAX_EDGES)], num_cut, num_edges

@@ -168,7 +168,7 @@ def _draw_parts(
         line, edges = (axes.axhline, rows) if dim == vertical else (axes.axvline, columns)
         for bound in bounds[1:-1]:
             line(edges[int(bound)], color="black", **style)
-    every = 1 if few or len(cuts) > 1 else -(-partition.num_parts // LEGEND_RANKS)  # of thin stripes, some have numbers
+    every = 1 if few or len(cuts) > 1 else -(-partition.num_parts // LEGEND_RANKS)  # only some thin stripes get numbers
     if partition.num_parts > _MAX_NUMBERS * every or not cuts:
         return
     for rank, at in ranks_of_plane(partition, cuts)[::every]:
@@ -179,7 +179,7 @@ def _draw_parts(
                 (columns, partition.owned_rows(horizontal, at) if horizontal in cuts else (0, len(columns) - 1)),
             )
         ]
-        if every > 1:  # at the side, where they cover least
+        if every > 1:  # at the side, to cover the least
             place = 1 if vertical in cuts else 0
             low, high = (columns[0], columns[-1]) if place else (rows[0], rows[-1])
             middle[place] = low + 0.02 * (high - low)

@@ -43,7 +43,7 @@ _MIN_HALO = 0.008  # of the plane: a halo of 2 rows in 721 would be invisible
 class PlotAxis:
     """One dimension of the picture."""
 
-    dim: str | None  # None stands for a dimension that the data does not have
+    dim: str | None  # None: a dimension missing in the data
     size: int
     chunk_edges: IntArray  # rows at which another chunk begins
 
@@ -133,7 +133,7 @@ def _draw_halos(
     if not partition.halo:
         return []
     few, chosen, note = len(ranks) <= LEGEND_RANKS, range(len(ranks)), ", in the colour\nof its rank"
-    if not few:  # all halos would cover everything: that of one says how wide they are
+    if not few:  # all halos would cover the picture; one shows their width
         middle = _middle(partition, plane, [at for _, at in ranks])
         chosen = range(middle, middle + 1)
     widened, are_shown = False, not few or all(_leaves_room(partition, axis) for axis in plane)

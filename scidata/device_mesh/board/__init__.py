@@ -23,21 +23,20 @@ The protocol, below ``scidata/board<n>/``, where n counts the process groups tha
     How many ranks have heard of event i, and do not wait in a collective, or are about to be called back; how many
     read no more, which are not among those; rank r is one of them.
 
-**Who ends whom.** A rank that has ended, or is stopped, ends every rank that stands in a collective for 0.3 s. One
-whose script has ended without an error ends those only that have begun a collective which it had not; so does one that
-has met an error in an operation on shards, has begun nothing since, and still has that error: nobody hears of errors
-that all ranks meet alike, or that a script has caught and is done with. The thread that waits is brought back by
-breaking its process groups (:mod:`scidata.device_mesh.board.stuck`): the collective ends with an error, in whose place
-the failed rank's own is raised where that can be; a line in the log says it in any case. The groups are of no use then.
-Where torch ends a collective because the other's process is gone, the fate of that process is raised in place of
-torch's error, too.
+**Who ends whom.** A rank that has ended, or is stopped, ends every rank that has been in a collective for 0.3 s. One
+whose script has ended without an error ends only ranks in a collective that it had not begun; so does one with an error
+in an operation on shards that has begun nothing since, and still has that error: errors that all ranks meet alike, or
+that a script has caught and dropped, are not posted. The waiting thread is brought back by breaking its process groups
+(:mod:`scidata.device_mesh.board.stuck`): the collective ends with an error, in place of which the failed rank's error
+is raised if possible; the log has a line in any case. The groups are unusable afterwards. If torch ends a collective
+because the other process is gone, the fate of that process is raised in place of torch's error, too.
 
-**Deaths.** Each rank watches one other, the next one: on the same machine that is a look at its process, four times a
-second; otherwise its count must go up.
+**Deaths.** Each rank watches the next one: on the same machine it checks the process four times a second; otherwise
+the count of that rank must increase.
 
-**Ends.** A process that ends posts why. After an error it waits until the others know, for a second at most; one that
-keeps the store waits until nobody asks for it. One that another's failure has ended waits until that process is gone,
-so that launchers name the one that has failed first.
+**Ends.** A process that ends posts the reason. After an error it waits until the others know, for a second at most; the
+process that keeps the store waits until no rank uses it. A process ended by another's failure waits until that process
+is gone, so that launchers name the one that failed first.
 """
 
 from __future__ import annotations

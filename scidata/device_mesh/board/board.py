@@ -42,12 +42,12 @@ _log = logging.getLogger("scidata")
 _PERIOD = 0.25  # s between two looks
 _RANKS_A_SECOND = 1024  # that give a sign of life, and ask for others'; more do so less often: one process answers all
 _LONGEST_REST = 1.0  # s between two times that the server is asked for events: one that keeps the store waits for 2 s
-_LONGEST_BEAT = 8.0  # s from one sign of life to the next; well below the silence that says something
+_LONGEST_BEAT = 8.0  # s from one sign of life to the next; well below _SILENCE
 _BEATS_A_COMPARISON = 2  # of collectives
 _BEATS_A_QUESTION = 8  # for events, of a rank that listens: a firewall may have dropped the connection
 _DUE_PERIOD = 0.05  # s between two looks while a rank may wait in vain
 _SILENCE = 30.0  # s without a sign of life; a rank may hold the GIL for long
-_GAP = 3.0  # s between two looks, after which silence says nothing
+_GAP = 3.0  # s between two looks, after which silence proves nothing
 _SHORTEST_SILENCE = 1.0  # s of a stopped process, however short the timeouts are
 BREAK_SECONDS = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
 _STORE_SECONDS = 1.0  # s that breaking them may take
@@ -352,10 +352,10 @@ class Board(BoardState):
         how = self._stalls.look(thread, anywhere=in_loop)
         if event.kind in ("left", "met") and self._stalls.is_of_two:  # gloo counts these as collectives
             how = None
-        if self._is_broken:  # in vain, where the thread waits for a rank to join a new group
+        if self._is_broken:  # no effect if the thread waits for a rank to join a new group
             if how == "call" and self._armed and time.monotonic() - self._armed > BREAK_SECONDS + _STORE_SECONDS:
                 self._armed, self.is_lost = 0.0, True
-                if self._port is not None:  # let go of the store for good: it does not answer the thread
+                if self._port is not None:  # drop the store for good: it does not answer the thread
                     stuck.hang_up(self._port)
         elif how is None:
             self._armed = 0.0

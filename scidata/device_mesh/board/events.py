@@ -102,6 +102,6 @@ def left(rank: int, loops: Loops, last_error: str | None) -> Event:
 
 def places_of_dead(loops: Loops) -> Mapping[str, Sequence[int]]:
     """Return the steps at which other ranks learn of a rank's death: in loops that it had not finished."""
-    # all ranks may have left a loop where it did; nobody may need it after its last one
+    # all ranks may have left the loop at this step; after its last loop, no rank may need it
     found = {name: (i, at + 1 if state == "left" else -1) for name, (i, at, state) in loops.items() if state != "done"}
     return found if loops else {ANYWHERE: (0, -1)}

@@ -97,7 +97,7 @@ class BoardState:
         self.loops: list[Loop] = []
         self.places: dict[str, Place] = {}
         self.is_lost = self.is_alone = self._reads_no_more = False
-        self._known: set[int] = set()  # events that this rank has said to know
+        self._known: set[int] = set()  # events that this rank has acknowledged
         self._names: Counter[str] = Counter()
 
     @property

@@ -62,7 +62,7 @@ class Postings:
 
     def read(self, key: str) -> Any:
         """Return a value that exists."""
-        # one message, where torch's get() is two, and would wait for a value that is not there
+        # one message; torch's get() needs two and waits for a missing value
         return json.loads(self._store.compare_set(key, _ABSENT, _ABSENT))
 
     def read_all(self, keys: Sequence[str]) -> list[Any]:

@@ -1,7 +1,7 @@
 """The door through which scidata reaches into other threads and breaks process groups.
 
-Why there is one: a thread that waits in a collective for a rank that will not come waits for minutes, and torch cannot
-call a gloo collective off. These functions see that it waits, have it raise the reason, and end the collective.
+Purpose: a thread in a collective waits for minutes for a rank that will not come, and torch cannot cancel a gloo
+collective. These functions detect the wait, make the thread raise the reason, and end the collective.
 
 Who may pass: the board (:mod:`scidata.device_mesh.board`), where several ranks have a mesh of
 :func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these five;

@@ -35,7 +35,7 @@ _PAUSES = 0.0002, 0.02  # s between two questions: at first, and in the end
 _LOOK = 0.1  # s between two looks of the loop at the fate of other ranks
 _LOOKS = 10  # for why the store does not answer
 _GRACE_SECONDS = 2.0  # that the loop waits for others before its first batch
-_ASK_SECONDS = 1.0  # for the ranks that have not come, where a collective has failed
+_ASK_SECONDS = 1.0  # s to wait for missing ranks after a collective has failed
 _LATE_SECONDS = 10.0  # that others have not come, after which a warning names one of them
 
 

@@ -53,7 +53,7 @@ class Session:
         self._checksum = 0
         self._steps: dict[int, tuple[int, list[int]]] = {}
         self._latest: tuple[int, int, list[int]] = (-1, 0, [])
-        self._total: int | None = None  # steps, once the loop has come to their end
+        self._total: int | None = None  # number of steps, once the loop has finished
         self._at = -1  # the step that the loop is in
         self._alarmed = self._disagreed = False
         self._leaders: _Reading | None = None
@@ -206,7 +206,7 @@ class Session:
                 watch.data = self._describe()
             except Exception as e:  # the loop will meet it too, or does not mind
                 watch.data = "", f"a data set that cannot be named ({type(e).__name__})"
-        if watch.leader == watch.rank:  # the others' readings nobody compares with
+        if watch.leader == watch.rank:  # no rank compares with the others' readings
             self._publish()
         elif self._state == "reading" and (leaders := watch.posts.find(f"rank/{watch.leader}")) is not None:
             self._compare(leaders)

@@ -46,7 +46,7 @@ class Watch:
         same = mesh.mesh
         if dp_axis is not None:
             same = same.select((mesh.mesh_dim_names or ()).index(dp_axis), self.dp_rank)
-        self.sharing: list[int] = same.flatten().tolist()  # those that read the same samples
+        self.sharing: list[int] = same.flatten().tolist()  # ranks that read the same samples
         self.leader = self.sharing[0]
         self.data = ("", "")  # fingerprint and name of the data set, once the thread has asked for them
         self.iteration = 0

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from scidata.grids.blocks.key import BlockKey
 from scidata.grids.blocks.pool import BlockPool, BlockRead
 
-_MAX_SAMPLES = 1024  # that are looked at ahead of those that are read
+_MAX_SAMPLES = 1024  # looked at ahead of the samples being read
 _EARLY = 4  # times the blocks of one item are read before the first that needs them: new ones come in turns
 
 _Reads: TypeAlias = list[BlockRead]  # of one item

@@ -129,7 +129,7 @@ class Ring(Generic[SetT]):
                     return places
                 if waits:
                     self._changed.get()
-                waits = True  # and looks again, for nobody has told of a change until here
+                waits = True  # and looks again: changes were not announced until here
                 self._memory.awaited.add(self._changed)
             return None
         finally:

@@ -37,7 +37,7 @@ from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.prefetch.readers import Fill, Readers, Work, shut_down
 from scidata.loader.stats import PrefetchStats
 
-_SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout
+_SLOW_SECONDS = 30.0  # s after which a wait gives a warning if there is no timeout
 
 _log = logging.getLogger("scidata")
 

@@ -1,9 +1,9 @@
 """Collectives, and a check of values, as operators of torch, for a step's graph (:mod:`scidata.shard.compile`).
 
 Eager code calls the functions themselves. While a step is captured, its tensors have no values, and an operator is
-called instead, which puts itself in the graph; where the graph runs, that calls the same function. Each operator has a
-second form, ``ordered``, that pretends to write to one more tensor: a compiler keeps the order of all that write to one
-tensor, and does not leave out those whose results nobody needs, which other ranks wait for.
+called instead, which puts itself in the graph; when the graph runs, the operator calls the same function. Each operator
+has a second form, ``ordered``, that pretends to write to one more tensor: a compiler keeps the order of all writers of
+one tensor, and does not drop those with unused results, for which other ranks wait.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def uses_operators() -> bool:
 class Calls:
     """Collectives of a step that is being captured."""
 
-    known: Sequence[tuple[str, Tensor]] = ()  # names and results of those that moved integers in the eager step before
-    # by number of call: of these the results that code has read, and a graph takes for granted
+    known: Sequence[tuple[str, Tensor]] = ()  # names and results of the preceding eager step's collectives of integers
+    # by call number: the results of these that code has read, on which a graph relies
     expected: dict[int, Tensor] = field(default_factory=dict)
-    # of all. Each call has a number of its own, so that a compiler does not make one of two that are alike
+    # of all calls. Each call is numbered, so that a compiler does not merge two equal ones
     num: int = 0
-    results: list[Tensor] = field(default_factory=list)  # copies of what all calls give, as code may write to that
+    results: list[Tensor] = field(default_factory=list)  # copies of all calls' results, as code may write to these
     _num_of_integers: int = 0
 
     def clear(self) -> None:

@@ -99,7 +99,7 @@ def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> l
 
 # by id, as a tensor's own equality is elementwise: the leaf, and the names of the groups whose sum is put off
 _DEFERRED: dict[int, tuple[weakref.ref[Tensor], frozenset[str]]] = {}
-_NODES: dict[Node, frozenset[str]] = {}  # of those that are no leaves: parameters of a step that is being captured
+_NODES: dict[Node, frozenset[str]] = {}  # of non-leaves: parameters of a step that is being captured
 _num = [0]  # of calls of `defer`
 _MOST_NODES = 64  # of a graph between a value and its parameters: those of more are summed at once
 
@@ -188,7 +188,7 @@ class _ReplicateDeferred(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if is_capturing() or is_accumulated(ctx.leaf or ctx):
             return grad * math.prod(group_size(group) for group in ctx.groups), None, None
-        # the gradient goes to autograd.grad: nobody averages it
+        # the gradient goes to autograd.grad and is not averaged
         for group in ctx.groups:
             grad = all_reduce_sum(grad, group)
         return grad, None, None

@@ -419,7 +419,7 @@ def _reduce_by_pairs(x: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Te
         peer = rank ^ distance
         sent, held = [(peer, 1)] * sends, [(peer, 1)] * gets
         other = exchange_rows(row[: len(sent)], sent, held, group, num_ranks)
-        if distance == half and beyond:  # has nothing of its own any more
+        if distance == half and beyond:  # it gave its values away in the first round
             row = other
         elif gets:
             row = _REDUCTIONS[op](torch.cat([row, other]), 0, keepdim=True).to(x.dtype)

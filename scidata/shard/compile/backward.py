@@ -1,10 +1,10 @@
 """What the backward graph of a captured call cannot do, done by running the call once more, eagerly.
 
-A graph's backward pass has no derivative of its own, and takes a gradient of every result. So where
-``create_graph=True`` asks for a derivative, or the loss uses some of the results only, the eager function is run again
-on the same inputs, and autograd goes through that; so it does where some gradients only are asked for, as the graph
-sums all. In that run the collectives of the forward pass give what they gave in the graph: what is sent is an eager
-step's, whatever other ranks run.
+A graph's backward pass cannot be differentiated, and needs a gradient for every result. So if ``create_graph=True``
+asks for a derivative, or the loss uses only some of the results, the eager function is run again on the same inputs,
+and autograd differentiates that run; likewise if only some gradients are requested, as the graph sums all. In that run
+the forward collectives return their results in the graph: this rank sends the messages of an eager step, whatever other
+ranks run.
 """
 
 from __future__ import annotations

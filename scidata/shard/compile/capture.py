@@ -160,7 +160,7 @@ def capture(
             defer(tensors[i], groups)
         versions = [*map(version_of, tensors)]
         results[:], result_trees[:] = (found := call(tensors, constants))[0], [found[1]]
-        if not snapshot.holds():  # each time: twice may be as never
+        if not snapshot.holds():  # check each run: two changes may cancel
             raise EffectError("its forward changes attributes or globals")
         written = {i for i, version in enumerate(versions) if version_of(tensors[i]) != version}
         if any(tensors[i].requires_grad for i in written):
@@ -172,7 +172,7 @@ def capture(
         num_forward[:] = [calls.num]
         given_back = _tensors_of(results)
         told = calls.results if any(x.requires_grad for x in given_back) else ()  # of another run, in backward
-        if by_value:  # what is computed of integers is not to be the graph's own constant
+        if by_value:  # values computed from integers must not become constants of the graph
             if not all(constants.has_made(x) for x in given_back if has_values(x)):
                 raise NotCapturedError("a result may share memory with integers among the arguments")
             given_back = tuple(x.clone() if has_values(x) else x for x in given_back)

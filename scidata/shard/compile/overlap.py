@@ -23,7 +23,7 @@ from scidata.shard.torch_internals import storage_of
 _aten: Any = torch.ops.aten
 _scidata: Any = torch.ops.scidata
 _CHEAP = frozenset(getattr(_aten, name).default for name in ("clone", "full", "new_full", "new_zeros", "zeros"))
-_started: dict[int, dict[int, Transfer]] = defaultdict(dict)  # by thread, and by the storage of what is received
+_started: dict[int, dict[int, Transfer]] = defaultdict(dict)  # by thread, and by the storage of the received values
 
 
 @operator(ROUTE, as_held)

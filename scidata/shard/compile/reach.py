@@ -92,7 +92,7 @@ class Reached:
     slots: list[tuple[object, str, object]] = field(default_factory=list)
     asked: list[tuple[Callable[[], object], object]] = field(default_factory=list)
     states: list[tuple[Callable[[], Any], Callable[[Any], object], bytes]] = field(default_factory=list)
-    puts: list[Callable[[], object]] = field(default_factory=list)  # put back what is not in these
+    puts: list[Callable[[], object]] = field(default_factory=list)  # restore state that is not listed above
 
 
 class Walk:

@@ -63,7 +63,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._folds, self._checkpoint = folds, checkpoint_hook()
         self.read: dict[int, tuple[Tensor, int]] = {}
         self.errors: list[str] = []  # of values that code asked for, whether or not it catches them
-        self._made: dict[int, Tensor] = {}  # by storage: those that were computed here
+        self._made: dict[int, Tensor] = {}  # tensors computed here, by storage
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
@@ -228,7 +228,7 @@ def captured_function(
         from torch._inductor.decomposition import select_decomp_table
 
         table = dict(select_decomp_table())
-        # those that draw, whose numbers would be others than an eager step's
+        # random operators, whose numbers would differ from an eager step's
         for name in ("bernoulli", "bernoulli_", "native_dropout", "rand_like", "randn_like"):
             for overload in getattr(torch.ops.aten, name).overloads():
                 table.pop(getattr(getattr(torch.ops.aten, name), overload), None)
@@ -299,7 +299,7 @@ def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compi
     check_libraries()
 
     def run(gm: GraphModule, inputs: list[Any], *, is_backward: bool) -> Callable[..., Any]:
-        # what is computed while values travel would go to where memory is least
+        # computation that overlaps an exchange would move to the point of least memory
         keeps_order = any(node.target is torch.ops.scidata.start.ordered for node in gm.graph.nodes)
         with config.patch({**({"reorder_for_peak_memory": False} if keeps_order else {}), **chosen}):
             compiled: Any = compile_fx.compile_fx_inner(gm, inputs, is_backward=is_backward)

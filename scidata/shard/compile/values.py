@@ -59,7 +59,7 @@ class Leaf:
 
     key: Hashable  # all that a graph takes for granted
     tensors: tuple[Tensor, ...]  # the tensors that vary from call to call
-    make: Callable[..., Any]  # puts the leaf together again, of other such tensors
+    make: Callable[..., Any]  # rebuilds the leaf from other tensors of the same kind
     is_fixed: bool = False  # whether other tensors of it do not vary
 
     def by_value(self, *, keeps: bool) -> Leaf:

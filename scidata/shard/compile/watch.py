@@ -151,7 +151,7 @@ class Watch:
             if self._is_asked(frame):
                 self._refuse("it draws random numbers without a seed")
         elif event == "c_exception" and isinstance(getattr(called, "__self__", None), torch.Tensor):
-            if called.__name__ in _VALUES:  # where the code catches what it raises, it goes another way than eagerly
+            if called.__name__ in _VALUES:  # code that catches the error takes another path than eagerly
                 self.effects.append(f"{code.co_name} calls {called.__name__}")
         elif event == "c_call":
             name = called.__name__

@@ -1,9 +1,9 @@
 """Spectra of which few columns are used: other ranks' rows are fetched once the columns are known.
 
-A Fourier layer transforms a field, keeps a few modes, and puts what it makes of them among zeros. Of a field that is
-cut along its rows, each rank transforms its own rows along the other dims at once. The columns that are then taken go
-to other ranks, to be transformed along the rows, and no others. Back, each rank has all the modes, and computes its own
-rows.
+A Fourier layer transforms a field, keeps a few modes, and puts its results for them among zeros. If a field is cut
+along its rows, each rank first transforms its own rows along the other dims. Only the columns that are then selected
+are exchanged, to be transformed along the rows. In the inverse transform each rank has all the modes and computes its
+own rows.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Spectrum(Later):
     def compute(self) -> Tensor:
         """Transform all of it, and bring it back."""
         self.columns.clear()
-        self.source = there_and_back(self.source, self.dims, self.transform)  # what it was is let go
+        self.source = there_and_back(self.source, self.dims, self.transform)  # the old value is released
         return self.source.local
 
     def sliced(self, items: Sequence[object]) -> ShardTensor | None:

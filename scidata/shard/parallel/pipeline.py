@@ -52,8 +52,8 @@ class ShardStage(PipelineStage):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._posts = common_postings()
-        self._specs: list[ShardSpec | None] | None = None  # of what is handed on
-        self._layouts: list[Any] | None = None  # of what is received
+        self._specs: list[ShardSpec | None] | None = None  # layouts of the values sent on
+        self._layouts: list[Any] | None = None  # layouts of the received values
         self._posts.claim(self._key(self.stage_index), "here")
 
     def _key(self, stage: int) -> str:

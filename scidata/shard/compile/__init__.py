@@ -230,16 +230,20 @@ class Region:
         tree: Any,
         last: Captured | None,
     ) -> Captured:
-        """Capture a call without values, else with the values of constants, or of the integers among the arguments."""
+        """Capture a call without values, else with those of constants, or of integers among arguments and buffers."""
+        ways, reason = [(False, False), (True, False), (True, True)], NotCapturedError()
+        known: Sequence[tuple[str, torch.Tensor]] = ()
         if self._values is not None:
-            fixed = [leaf.by_value(keeps=True) for leaf in leaves]
-            return self._capture(call, flat, fixed, tree, last, self._notes.pop(key), folds=True)
-        try:
-            return self._capture(call, flat, leaves, tree, last)
-        except EffectError:
-            raise
-        except NotCapturedError:
-            return self._capture(call, flat, leaves, tree, last, folds=True)
+            ways, known = ways[1:], self._notes.pop(key)
+            leaves = [leaf.by_value(keeps=True) for leaf in leaves]
+        for folds, fixes in ways:
+            try:
+                return self._capture(call, flat, leaves, tree, last, known, folds=folds, fixes=fixes)
+            except EffectError:
+                raise
+            except NotCapturedError as e:
+                reason = reason if fixes else e
+        raise reason
 
     def _eagerly(self, call: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         """Run a call that cannot be captured; if it raises, later calls are still tried."""
@@ -267,9 +271,10 @@ class Region:
         leaves: Sequence[Leaf],
         tree: Any,
         last: Captured | None,
-        known: Sequence[tuple[str, torch.Tensor]] = (),
+        known: Sequence[tuple[str, torch.Tensor]],
         *,
-        folds: bool = False,
+        folds: bool,
+        fixes: bool,
     ) -> Captured:
         options, fuses = self._options, self._options.backend == "inductor"
         left_out = (last and last.next_left_out) or ()
@@ -278,6 +283,8 @@ class Region:
         hooked = next((type(x).__name__ for x in snapshot.modules if x is not self._module and has_hooks(x)), None)
         if hooked is not None:
             raise NotCapturedError(f"a {hooked} inside it has hooks")
+        if fixes and not snapshot.fix_integers():
+            raise NotCapturedError("it has no buffers of integers")
         given = leaves, firsts_of(flat), tree, snapshot, options.compilers()
         return capture(call, *given, left_out, known, fuses=fuses, folds=folds)
 

@@ -132,7 +132,7 @@ def capture(
     places, constants, watch = snapshot.places, Constants(folds=folds), Watch()
     results: list[Leaf] = []
     result_trees: list[Any] = []
-    by_value = any(leaf.is_fixed for leaf in leaves)
+    by_value = bool(snapshot.fixed) or any(leaf.is_fixed for leaf in leaves)
     num_forward: list[int] = []  # collectives of the forward pass
     tensors = _collect(places, leaves)
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
@@ -174,7 +174,7 @@ def capture(
         told = calls.results if any(x.requires_grad for x in given_back) else ()  # of another run, in backward
         if by_value:  # values computed from integers must not become constants of the graph
             if not all(constants.has_made(x) for x in given_back if has_values(x)):
-                raise NotCapturedError("a result may share memory with integers among the arguments")
+                raise NotCapturedError("a result may share memory with integers among the arguments or buffers")
             given_back = tuple(x.clone() if has_values(x) else x for x in given_back)
         return *[x.detach() if i in left_out else x for i, x in enumerate(given_back)], *told
 
@@ -196,9 +196,9 @@ def capture(
         made.expected, again.sends = {**calls.expected}, sum(made.collectives[1:]) > 0
         if sum(made.collectives) != calls.num:
             raise NotCapturedError("its collectives are not those of an eager step")
-        made.constants += constants.read.values()
-        for gm in graphs:
-            made.constants += _constants(gm)
+        found = [*constants.read.values(), *[each for gm in graphs for each in _constants(gm)]]
+        fixed = {storage_of(each.x) for each in snapshot.fixed}
+        made.constants += [(x, version) for x, version in found if storage_of(x) not in fixed]
         again.draws = any(draws(node.target) for node in graphs[0].graph.nodes)
         if len(graphs) > 1:
             grads = next(iter(reversed(graphs[1].graph.nodes))).args[0]

@@ -272,7 +272,7 @@ class Walk:
             x = local
         if type(x) not in (Tensor, nn.Parameter, nn.Buffer) or not x.untyped_storage().resizable():
             raise NotCapturedError(f"it holds a {type(x).__name__} that others may write to: make it a buffer")
-        self._reached.asked.append((lambda: _facts(x), _facts(x)))
+        self._reached.asked.append((lambda: facts_of(x), facts_of(x)))
 
     # -- functions -----------------------------------------------------------------------------------------------
 
@@ -343,11 +343,13 @@ class Walk:
 #: Functions that torch puts others in the places of while it traces.
 _PATCHED = frozenset({"manual_seed", "seed", "get_rng_state", "set_rng_state"})
 #: What tensors without values do not have as those that they stand for, and what a graph does not set.
-_READ = frozenset({"grad", "grad_fn", "is_leaf", "storage_offset", "data_ptr", "_version", "_base"}) | {
+_OF_TENSORS = frozenset({"grad", "grad_fn", "is_leaf", "storage_offset", "data_ptr", "_version", "_base"})
+_READ = _OF_TENSORS | {
     "is_anomaly_enabled",  # which it is while a step is captured
     *("fork_rng", "get_rng_state", "set_rng_state"),
 }
 _SET = frozenset({"data", "grad", "requires_grad"})
+_OF_VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")  # which may have the name of an attribute
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM"})
 
 
@@ -360,7 +362,9 @@ def touches(code: types.CodeType) -> str:
             return "looks into sys.modules"
         for i in dis.get_instructions(each):
             is_called = i.opname == "LOAD_METHOD" or (sys.version_info >= (3, 12) and (i.arg or 0) & 1)
-            if i.argval in _READ and i.opname.startswith("LOAD_") and not (i.argval == "grad" and is_called):
+            is_other = i.argval in _OF_TENSORS and i.opname.startswith(_OF_VARIABLES)
+            is_other |= i.argval == "grad" and is_called
+            if i.argval in _READ and i.opname.startswith("LOAD_") and not is_other:
                 return f"reads .{i.argval}"
             if i.argval in _SET and i.opname == "STORE_ATTR":
                 return f"sets .{i.argval}"
@@ -384,7 +388,8 @@ def _slots_of(kind: type) -> list[str]:
     return [f"_{kind.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in names]
 
 
-def _facts(x: Tensor) -> tuple[object, ...]:
+def facts_of(x: Tensor) -> tuple[object, ...]:
+    """Return what is compared of a tensor whose values a graph takes for granted."""
     return version_of(x), x.untyped_storage().data_ptr(), x.shape, x.stride(), x.dtype, x.requires_grad
 
 

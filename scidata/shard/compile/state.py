@@ -10,15 +10,35 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from operator import is_, itemgetter, methodcaller
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from scidata.shard.compile.reach import SKIPPED, Reached, Walk, is_equal
+from scidata.shard.compile.reach import SKIPPED, Reached, Walk, facts_of, is_equal
 
 _values: Callable[[Mapping[Any, Any]], Iterable[Any]] = methodcaller("values")
+
+
+@dataclass
+class Fixed:
+    """A buffer whose values a graph takes for granted."""
+
+    held: dict[str, Any]
+    name: str
+    x: Tensor
+    values: Tensor
+    facts: tuple[object, ...]
+
+    def holds(self) -> bool:
+        """Whether it holds the same values, where it may have been written to."""
+        facts = facts_of(self.x)
+        if facts != self.facts and facts[1:] == self.facts[1:] and torch.equal(self.x, self.values):
+            self.facts = facts
+        return self.held[self.name] is self.x and facts == self.facts
 
 
 class Snapshot:
@@ -43,6 +63,7 @@ class Snapshot:
                     by_id.setdefault(id(x), []).append((held, name))
         self.places = list(by_id.values())
         self._tied = [each for each in self.places if len(each) > 1]
+        self.fixed: list[Fixed] = []
         self._take(walk.found(by_id))
 
     def _take(self, found: Reached) -> None:
@@ -70,9 +91,24 @@ class Snapshot:
         Places are those of this one.
         """
         new = Snapshot(self._roots, codes)
-        new.modules, new.places, new._tied = self.modules, self.places, self._tied
+        new.modules, new.places, new._tied, new.fixed = self.modules, self.places, self._tied, self.fixed
         new._held, new._held_keys, new._none = self._held, self._held_keys, self._none
         return new
+
+    def fix_integers(self) -> bool:
+        """Take buffers of integers for values that stay, not for what is read anew; returns whether there are any.
+
+        Counters, which have no dim, are left.
+        """
+        places, self.places = self.places, []
+        for each in places:
+            held, name = each[0]
+            x = held[name]
+            if type(x) not in (Tensor, nn.Buffer) or not x.ndim or x.is_floating_point() or x.is_complex():
+                self.places.append(each)
+            else:
+                self.fixed.append(Fixed(held, name, x, x.clone(), facts_of(x)))
+        return bool(self.fixed)
 
     # -- comparing -----------------------------------------------------------------------------------------------
 
@@ -96,6 +132,8 @@ class Snapshot:
         for first, *others in self._tied:
             if any(held[name] is not first[0][first[1]] for held, name in others):
                 return False
+        if not all(each.holds() for each in self.fixed):
+            return False
         if not self._same_maps() or not all(map(is_, map(type, found.objects), self._types)):
             return False
         if [*map(len, self._lists)] != self._list_sizes:

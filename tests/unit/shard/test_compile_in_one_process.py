@@ -107,6 +107,35 @@ def looks_into_modules(x, y):
     return x * sys.modules[__name__].FACTOR + y
 
 
+class ByIds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ids", torch.tensor([2, 0, 1]))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x[self.ids[: int(self.ids.max())]] * self.ids.sum() + self.count
+
+
+def test_values_of_buffers_of_integers():
+    eager, compiled = ByIds(), scidata.compile(ByIds(), backend="aot_eager", fullgraph=True)
+    changes = {
+        4: lambda m: m.ids.copy_(m.ids.clone()),
+        6: lambda m: m.ids.copy_(torch.tensor([3, 1, 2])),
+        8: lambda m: setattr(m, "ids", torch.tensor([1, 1, 4])),
+    }
+    for step in range(12):
+        found = []
+        for module in (eager, compiled):
+            changes.get(step, lambda m: None)(module)
+            x = torch.arange(5.0, requires_grad=True)
+            module(x).square().sum().backward()
+            found.append((x.grad, module.count.clone()))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert sum(map(len, regions_of(compiled)[0].captured.values())) == 3
+
+
 @pytest.mark.filterwarnings("ignore:scidata.compile")
 def test_arguments_that_are_one_tensor_and_globals_of_modules_by_name(monkeypatch):
     for function in (are_one, looks_into_modules):

@@ -253,6 +253,7 @@ def test_gradients_may_be_computed():
     x = torch.ones(1, requires_grad=True)
     with Watch() as watch:
         (lambda: torch.autograd.grad(x * 2, x))()
+        (lambda grad: grad * 2)(x)  # a variable of a function's backward
     assert not watch.effects
 
 

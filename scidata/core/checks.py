@@ -34,6 +34,14 @@ def as_index(index: SupportsIndex) -> int:
         ) from None
 
 
+def sample_number(index: SupportsIndex, count: int) -> int:
+    """Return a sample's index, counted from the front; IndexError if it is out of range."""
+    number = as_index(index)
+    if not -count <= number < count:
+        raise IndexError(f"sample {number} is out of range: there are {count} samples")
+    return number % count
+
+
 def is_int(value: object) -> bool:
     """Return True if a value is an integer, Python's or NumPy's, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

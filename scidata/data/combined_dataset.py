@@ -6,7 +6,6 @@ import bisect
 import hashlib
 import itertools
 import json
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
+from scidata.core.checks import sample_number
 from scidata.core.html import card
 from scidata.core.keywords import checked_keywords
 from scidata.core.sample_source import SampleSource
@@ -111,12 +111,9 @@ class CombinedDataset(ComposedDataset[SampleT]):
         >>> late.locate(1)
         (0, 5)
         """
-        index = operator.index(index)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
+        index = sample_number(index, len(self))
         if self._chosen is not None:
             return 0, int(self._chosen[index])
-        index %= len(self)
         part = bisect.bisect_right(self._starts, index) - 1
         return part, index - self._starts[part]
 

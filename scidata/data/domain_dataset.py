@@ -13,7 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
 
-from scidata.core.checks import as_index, names_of
+from scidata.core.checks import as_index, names_of, sample_number
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
 from scidata.core.sample_source import SampleSource
@@ -60,6 +60,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     has_coords
         Whether samples show their coordinates.
     """
+
+    _cached: tuple[str, ...] = ()  # attributes that copies and pickles make anew
 
     def __init__(
         self,
@@ -271,7 +273,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         UnknownNameError, ConfigError, IndexError
             No such field, dimension, row or sample; a field of edges, no positions, rows drawn anew in each epoch.
         """
-        return self._draw(self._number(index), field, isel or {}, parts, path)
+        return self._draw(sample_number(index, len(self)), field, isel or {}, parts, path)
 
     @abstractmethod
     def _draw(
@@ -350,8 +352,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         none = np.empty(0, np.int64)
         passes = {name: self.reader.field_pass(name, none, self._rank) for name in self.fields}
         made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made._forget()
+        made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in self._cached})
         if fields is None:
             fields = [name for name in self.fields if passes[name].dtype.kind == "f" and name not in self._unscaled]
         found = scales_of({name: self.dims(name) for name in self.fields}, passes, stats, fields, method)
@@ -406,9 +407,6 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         chosen = None if names is None else [name for name in names_of("fields", names) if name in made.fields]
         return made.normalise(stats, fields=chosen, method=method)
 
-    def _forget(self) -> None:
-        """Drop cached values that are not normalised."""
-
     @property
     def normalising(self) -> Mapping[str, Scale]:
         """Offset and scale of each normalised field, subtracted and divided by: arrays that broadcast to it."""
@@ -449,12 +447,6 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
             if name in arrays:
                 scale.apply(arrays[name])
 
-    def _number(self, index: int) -> int:
-        index = as_index(index)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
-        return index % len(self)
-
     def _check_attached(self) -> None:
         if self._detached:
             raise ConfigError("assemble() needs the mesh, which a worker process does not have; call it in the parent")
@@ -469,4 +461,5 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         self.reader.close()
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"mesh": None, "_domain": None, "_detached": self._detached or self.mesh is not None}
+        kept = {name: value for name, value in self.__dict__.items() if name not in self._cached}
+        return kept | {"mesh": None, "_domain": None, "_detached": self._detached or self.mesh is not None}

@@ -61,6 +61,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     1344
     """
 
+    _cached: tuple[str, ...] = ("_static",)
+
     # -- fields, dims and blocks ---------------------------------------------------------------------------------
 
     def global_shape(self, name: str) -> tuple[int, ...]:
@@ -251,12 +253,6 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         stats = self.reader.read_into(0, out, self._coordinate, once=True)
         self._normalise_locally(out)
         return stats
-
-    def _forget(self) -> None:
-        self.__dict__.pop("_static", None)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_static"}
 
     def read_into(self, index: int, out: Mapping[str, Array], *, epoch: int = 0) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from scidata.core.checks import sample_number
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import Array, BoolArray, BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
@@ -113,19 +113,13 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
         """Plan the reads of a rank for a sample, default this one, of fields ``"part/field"``."""
-        index = self._number(index)
+        index = sample_number(index, len(self))
         plans = {name: part.plan(index, rank) for name, part in self.at(index).items()}
         own = max((plan.rank for plan in plans.values()), default=0)
         return ReadPlan(index=index, rank=own, fields=flat({name: plan.fields for name, plan in plans.items()}))
 
     def _named(self) -> list[tuple[str, DatasetAdapter]]:
         return list(zip(self._parts, self._sources, strict=True))
-
-    def _number(self, index: int) -> int:
-        index = operator.index(index)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
-        return index % len(self)
 
     def at(self, index: int) -> dict[str, CombinedDataset[Any]]:
         """Return the parts of a sample by name, each with the sample's number."""
@@ -305,7 +299,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return sample
 
     def __getitem__(self, index: int) -> Any:
-        index = self._number(index)
+        index = sample_number(index, len(self))
         if self.mesh is None and any(getattr(leaf_of(part), "detached", False) for part in self._parts.values()):
             return self._of_worker(index)
         if self.mesh is not None and get_worker_info() is not None:

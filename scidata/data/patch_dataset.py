@@ -12,7 +12,7 @@ import torch
 
 from scidata.core.bounds import halo_widths
 from scidata.core.cache import Cache
-from scidata.core.checks import check_int
+from scidata.core.checks import check_int, sample_number
 from scidata.core.types import Array, BufferSpec, Empty
 from scidata.data.channels import TensorT
 from scidata.data.grid_dataset import ShardedDataset
@@ -46,6 +46,7 @@ class PatchDataset(ShardedDataset[TensorT]):
     """
 
     reader: PatchReader
+    _cached = ("_static", "_views")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -99,7 +100,7 @@ class PatchDataset(ShardedDataset[TensorT]):
         return dict(zip(self.reader.patches.dims, self._origin(index, epoch), strict=True))
 
     def _origin(self, index: int, epoch: int | None = None) -> Origin:
-        return self.reader.patches.origin(self._number(index), self.epoch if epoch is None else epoch)
+        return self.reader.patches.origin(sample_number(index, len(self)), self.epoch if epoch is None else epoch)
 
     def _plan(self, index: int, rank: int) -> ReadPlan:
         return self.reader.plan(index, rank, epoch=self.epoch)
@@ -201,13 +202,6 @@ class PatchDataset(ShardedDataset[TensorT]):
         for name in ("_views", "_cuts", "_places"):
             made.__dict__.pop(name, None)
         return made
-
-    def _forget(self) -> None:
-        super()._forget()
-        self.__dict__.pop("_views", None)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_views"}
 
     def _rows(self, dim: str) -> tuple[int, int, int]:
         """Return, along a dim of patches, where this rank's rows begin in a buffer, their number, and those below."""

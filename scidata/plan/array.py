@@ -1,4 +1,4 @@
-"""Selections × chunks → byte ranges: the reads of one array by one rank, and where they go. Pure arithmetic, no I/O.
+"""Plan the reads of one array by one rank: selections × chunks → byte ranges and destinations. Pure arithmetic, no I/O.
 
 A plan is a function of its inputs alone (layout, selection, places of the chunks, destination shape), so it can be
 made for any rank of any world size without starting it, and is stored as those inputs.
@@ -20,17 +20,17 @@ from scidata.plan.chunk_tables import EncodedChunks, Pattern, check_refs, find_t
 from scidata.plan.cut import Boxes, Cut, Cuts, DimPieces, Origin, check_memory
 from scidata.plan.spans import Reads, Spans
 
-#: Of plans that are kept for the next epoch: of samples of 1 MB, several thousand.
+#: Plans kept for the next epoch: several thousand, for samples of 1 MB.
 MAX_PLAN_BYTES = 32 << 20
 
 _cuts = Cuts()
 
-#: Finds the places of chunks, given by their coordinates ``(num, ndim)`` int64.
+#: Finds chunks' byte locations by their coordinates ``(num, ndim)`` int64.
 Locate: TypeAlias = Callable[[ArrayLayout, IntArray], ChunkRefs]
 
 
 def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
-    """Return the coordinates of the chunks that hold a selected element, ``(num, ndim)`` int64, in C order.
+    """Return the coordinates of chunks that hold a selected element, ``(num, ndim)`` int64, in C order.
 
     Raises ConfigError: the selection does not fit the layout.
     """
@@ -40,7 +40,7 @@ def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArrayPlan:
-    """The reads of one array, and their places in the destination."""
+    """The reads of one array and their destinations."""
 
     # layout, selection, refs, out_shape: the inputs. ``refs`` is None if the places of the chunks were not known (or
     # are not bytes: ``fallback``)
@@ -53,19 +53,19 @@ class ArrayPlan:
     origin: Origin
     bytes_wanted: int  # bytes selected, in the stored dtype
     # bytes read from files, as the reader counts them; an estimate by decoded size if not ``exact``. Of large Blosc
-    # chunks of which little is wanted the reader reads less: where their blocks lie only they know
+    # chunks with few wanted elements the reader reads less; only their block tables tell how much
     bytes_fetched: int
     # bytes that come out of decoding whole chunks; raw chunks count the bytes fetched. Partial decoding lowers the
     # count that the reader reports
     bytes_decoded: int
     exact: bool  # True if every range is known
     remote: bool  # True if the chunks lie behind URLs
-    pattern: Pattern  # the tables that the reader works from, shared by plans that are alike but for places
-    # span_reads, encoded_reads, absent: the reads, and the rows of ``chunks`` that the store does not have
+    pattern: Pattern  # the reader's tables, shared by plans that differ only in byte locations
+    # span_reads, encoded_reads, absent: the reads, and the rows of ``chunks`` missing in the store
     span_reads: Reads | None
     encoded_reads: Reads | None
     absent: IntArray
-    first_byte: int  # how far into each chunk the spans of ``pattern`` begin
+    first_byte: int  # offset inside each chunk at which the spans of ``pattern`` begin
 
     @cached_property
     def chunks(self) -> IntArray:
@@ -79,7 +79,7 @@ class ArrayPlan:
 
     @property
     def boxes(self) -> Boxes:
-        """The boxes that the pieces make."""
+        """The boxes formed by the pieces."""
         return self.cut.boxes
 
     @cached_property
@@ -100,16 +100,16 @@ class ArrayPlan:
 
     @property
     def num_bytes(self) -> int:
-        """About the memory that a plan takes: some objects, and tables with a row for each chunk."""
+        """Approximate memory of the plan: a few objects, and tables with a row per chunk."""
         return (4 << 10) + 512 * self.num_chunks
 
     @property
     def num_reads(self) -> int:
-        """Number of ranged reads; 0 if places are unknown."""
+        """Number of ranged reads; 0 if byte locations are unknown."""
         return sum(len(r.offset) for r in (self.span_reads, self.encoded_reads) if r is not None)
 
     def ranges(self) -> tuple[tuple[str, ...], IntArray]:
-        """Return the paths, and every read as rows of (path index, first byte, bytes): ``(num_reads, 3)``."""
+        """Return the paths, and the reads as ``(num_reads, 3)``: path index, first byte, bytes."""
         paths = self.refs.paths if self.refs is not None else ()
         tables = [
             np.stack([r.path_index, r.offset, r.nbytes], axis=1)
@@ -119,7 +119,7 @@ class ArrayPlan:
         return paths, np.concatenate([np.empty((0, 3), np.int64), *tables])
 
     def to_json(self) -> dict[str, object]:
-        """Return the plan as plain values: the inputs, the sums and the byte ranges."""
+        """Return the plan as JSON values: inputs, sums and byte ranges."""
         return {
             **inputs_to_json(self.layout, self.selection, self.refs, self.out_shape),
             "bytes_wanted": self.bytes_wanted,
@@ -155,7 +155,7 @@ def plan_cut(
     refs: ChunkRefs | Locate | None,
     out_shape: tuple[int, ...],
 ) -> ArrayPlan:
-    """Plan the read of a selection that is cut already; otherwise as :func:`plan_array`."""
+    """Plan the read of a cut selection; otherwise as :func:`plan_array`."""
     try:
         if layout.fallback:
             refs = None
@@ -185,7 +185,7 @@ def plan_cut(
 
 
 def exact_plan(plan: ArrayPlan, locate: Locate) -> ArrayPlan:
-    """Return a plan in which ``locate`` has looked for each chunk."""
+    """Return a plan in which ``locate`` has found each chunk."""
     if plan.refs is None or not plan.refs.unseen:
         return plan
     return plan_array(plan.layout, plan.selection, locate, out_shape=plan.out_shape)
@@ -194,7 +194,7 @@ def exact_plan(plan: ArrayPlan, locate: Locate) -> ArrayPlan:
 def moved_plan(
     plan: ArrayPlan, layout: ArrayLayout, chunks: Sequence[int], rows: Sequence[int], locate: Locate
 ) -> ArrayPlan:
-    """Plan a read that begins so many chunks, and rows inside them, further on along each dimension of ``plan``'s."""
+    """Shift ``plan`` by a number of chunks, and of rows inside them, along each dimension."""
     by = [chunk * size + row for chunk, row, size in zip(chunks, rows, layout.chunks, strict=True)]
     selection = tuple(
         tuple(replace(s, start=s.start + n) for s in dim) if n else dim
@@ -204,7 +204,7 @@ def moved_plan(
 
 
 class PlanFamily:
-    """Plans of samples, which differ in the rows of some dimensions at which they begin.
+    """Plans of samples that differ only in their first rows along some dimensions.
 
     They are those of :func:`plan_array`, several times as fast from the second one on. Thread-safe.
 
@@ -224,7 +224,7 @@ class PlanFamily:
 
 
 def _plain(value: Any) -> Any:
-    """Turn descriptions, NumPy values and tuples into values of JSON; dtypes into arguments of ``np.dtype``."""
+    """Convert descriptions, NumPy values and tuples to JSON values; dtypes to arguments of ``np.dtype``."""
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -237,7 +237,7 @@ def _plain(value: Any) -> Any:
 
 
 def _layout_to_json(layout: ArrayLayout) -> dict[str, Any]:
-    """Return all but the attributes, which decide nothing, and decoders; the fill value bit for bit, as base64."""
+    """Return a layout without attributes, which decide nothing, and decoders; the fill value bit for bit in base64."""
     found: dict[str, Any] = _plain(layout)
     del found["attributes"]
     found["codecs"] = [{"name": codec.name, "config": _plain(codec.config)} for codec in layout.codecs]

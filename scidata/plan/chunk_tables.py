@@ -1,4 +1,4 @@
-"""The tables that follow from a cut and a destination, and their order once the places of the chunks are known."""
+"""Tables derived from a cut and a destination, and their order once chunk locations are known."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from scidata.plan.spans import (
     make_spans,
 )
 
-_MAX_OFFSET = 1 << 60  # sums of file offsets stay inside int64
+_MAX_OFFSET = 1 << 60  # bound that keeps sums of file offsets in int64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedChunks:
-    """Chunks that are fetched whole and decoded, in the order of their reads; arrays have one row per chunk."""
+    """Chunks that are fetched and decoded whole, in the order of their reads; one array row per chunk."""
 
-    chunk_row: IntArray  # row among the plan's chunks
-    nbytes: IntArray  # size when decoded
+    chunk_row: IntArray  # index among the plan's chunks
+    nbytes: IntArray  # decoded size
     wanted: IntArray  # elements selected
-    # bool: all of the chunk lands contiguous in the destination, so it can be decoded straight into it
+    # bool: the whole chunk is contiguous in the destination, so that it is decoded straight into it
     direct: BoolArray
-    dest: IntArray  # destination of its first element, in elements, where ``direct``
+    dest: IntArray  # destination of the first element, in elements, if ``direct``
 
     def take(self, order: IntArray) -> EncodedChunks:
-        """Return the chunks in another order."""
+        """Return the chunks reordered."""
         return EncodedChunks(**{name: getattr(self, name)[order] for name in self.__dataclass_fields__})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pattern:
-    """Tables in read order: the same for every sample whose chunks lie in the same order and distances."""
+    """Tables in read order, shared by samples whose chunks have equal order and distances."""
 
     # spans, reads: of raw chunks; ``reads`` start from the offset of the first chunk, and are None if places are
     # unknown
@@ -52,28 +52,28 @@ class Pattern:
     encoded: EncodedChunks | None = None  # encoded chunks
 
     def reads_from(self, offset: int) -> Reads | None:
-        """Return the reads of raw chunks, the first of which begins at ``offset``."""
+        """Return the reads of raw chunks if the first begins at ``offset``."""
         return None if self.reads is None else replace(self.reads, offset=self.reads.offset + offset)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tables:
-    """Tables of a read that do not depend on the places of its chunks, and the patterns of places found so far."""
+    """Tables of a read that are independent of chunk locations, and the location patterns found so far."""
 
     cut: Cut
     # spans, encoded: of raw and of encoded chunks; None if there are none
     spans: Spans | None
     encoded: EncodedChunks | None
-    absent: IntArray  # ``(num,)`` rows of the chunks that the store does not have
+    absent: IntArray  # ``(num,)`` rows of the chunks missing in the store
     decoded_nbytes: int  # sum of the encoded chunks' decoded sizes
     remote: bool  # whether the chunks lie behind URLs
     patterns: Cache[Pattern] = field(default_factory=lambda: Cache(2))
 
     def order(self, layout: ArrayLayout, refs: ChunkRefs | None) -> tuple[Pattern, Reads | None]:
-        """Return the tables in the order of the reads, and the reads of encoded chunks."""
-        # Where chunks lie, only now is known. Raw and encoded chunks are sorted into reads apart. A sample whose chunks
-        # lie as those of an earlier one did, 4 MB further on in the same files, takes that one's pattern: the places
-        # counted from the first chunk are the key.
+        """Return the tables in read order, and the reads of encoded chunks."""
+        # Chunk locations are known only now. Raw and encoded chunks are sorted into reads separately. If a sample's
+        # chunks are laid out like those of an earlier one, say 4 MB further on in the same files, it reuses that
+        # one's pattern: the key is the locations relative to the first chunk.
         spans, encoded = self.spans, self.encoded
         if refs is None:
             nbytes = 0 if spans is None else int(spans.nbytes.sum())
@@ -105,10 +105,10 @@ class Tables:
 
 
 def check_refs(layout: ArrayLayout, chunks: IntArray, refs: ChunkRefs) -> None:
-    """Raise ConfigError if there are not as many places as chunks, CorruptDataError where they make no sense."""
+    """Raise ConfigError if the number of locations differs from that of chunks, CorruptDataError if any is invalid."""
     if not len(chunks) == len(refs.path_index) == len(refs.offset) == len(refs.nbytes):
         raise ConfigError(f"{layout.name!r}: {len(refs.path_index)} places for {len(chunks)} chunks")
-    both = refs.offset | refs.nbytes  # negative where either is, and large where either is
+    both = refs.offset | refs.nbytes  # "or" of the two: negative if either is, and large if either is
     if not len(both) or (both.min() >= 0 and both.max() <= _MAX_OFFSET and refs.path_index.max() < len(refs.paths)):
         return
     bad = (refs.path_index >= 0) & (
@@ -126,7 +126,7 @@ def check_refs(layout: ArrayLayout, chunks: IntArray, refs: ChunkRefs) -> None:
 def find_tables(
     layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...], refs: ChunkRefs | None, remote: bool
 ) -> Tables:
-    """Return the tables of a cut for one destination; kept with the cut where all chunks are of one kind and there.
+    """Return a cut's tables for one destination; cached with the cut if all chunks are of one kind and present.
 
     Raises ConfigError: the selection does not fit the destination.
     """

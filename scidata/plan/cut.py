@@ -1,4 +1,4 @@
-"""The part of a plan that does not depend on places: cut once, shared by all samples that differ in a row.
+"""The location-independent part of a plan: cut once, and shared by samples that differ in their first row.
 
 Consecutive samples of a data set want the same part of another row of the sample dimension. Counted from its first
 chunk (and in a raw chunk from its first row) that is the same cut, so its tables are made once and kept in a small
@@ -25,21 +25,21 @@ from scidata.errors import ConfigError, SciDataError, TooLargeError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DimPieces:
-    """The pieces of one dimension, by ascending chunk; all arrays ``(num_pieces,)`` int64."""
+    """Pieces of one dimension by ascending chunk; all arrays ``(num_pieces,)`` int64."""
 
     # start, count, step: indices inside the chunk, always ascending (``step > 0``)
     start: IntArray
     count: IntArray
     step: IntArray
-    # dest, sign: destination index of the first one, and +1 or -1: whether the next one lands after or before it
+    # dest, sign: destination index of the first element, and +1 or -1, the direction of the next ones
     dest: IntArray
     sign: IntArray
     chunk_row: IntArray  # row of the piece's chunk in ``chunks``
-    chunks: IntArray  # ``(num,)`` the distinct chunk coordinates touched, ascending
+    chunks: IntArray  # ``(num,)`` distinct touched chunk coordinates, ascending
 
 
 def slice_of(first: int, count: int, sign: int) -> slice:
-    """Return the slice that visits ``count`` indices from ``first`` on, upwards or downwards."""
+    """Return the slice of ``count`` indices from ``first`` on, ascending or descending."""
     if sign > 0:
         return slice(first, first + count)
     stop = first - count
@@ -47,7 +47,7 @@ def slice_of(first: int, count: int, sign: int) -> slice:
 
 
 def chunk_of(rows: IntArray, grid: int | IntArray) -> IntArray:
-    """Return which chunk holds each row; ``grid``: see :meth:`ArrayLayout.chunk_grid`."""
+    """Return the chunk of each row; ``grid``: see :meth:`ArrayLayout.chunk_grid`."""
     return rows // grid if isinstance(grid, int) else np.searchsorted(grid, rows, side="right") - 1
 
 
@@ -70,7 +70,7 @@ def cut_dim(segments: Sequence[Segment], size: int, grid: int | IntArray) -> Dim
     if (coordinate == end).all():  # each segment in one chunk
         first, stop = np.zeros_like(count), count
     else:
-        sparse = step >= chunk  # then every row has its own chunk, and chunks in between have none
+        sparse = step >= chunk  # then every row has its own chunk, and the chunks between have none
         num = np.where(sparse, count, end - coordinate + 1)
         segment = np.repeat(np.arange(len(table)), num)
         within = np.arange(int(num.sum())) - (np.cumsum(num) - num)[segment]
@@ -81,7 +81,7 @@ def cut_dim(segments: Sequence[Segment], size: int, grid: int | IntArray) -> Dim
         )
         first = np.where(sparse, within, np.maximum(0, -((low - _begin_of(coordinate, grid)) // step)))
         stop = np.where(sparse, within + 1, np.minimum(count, -((low - _begin_of(coordinate + 1, grid)) // step)))
-        if not isinstance(grid, int) and not (some := stop > first).all():  # steps pass over small chunks
+        if not isinstance(grid, int) and not (some := stop > first).all():  # steps can skip small chunks
             coordinate, first, stop, low, count, step, sign, offset = (
                 a[some] for a in (coordinate, first, stop, low, count, step, sign, offset)
             )
@@ -105,7 +105,7 @@ def _begin_of(chunks: IntArray, grid: int | IntArray) -> IntArray:
 
 
 def _one_piece(s: Segment, size: int, chunk: int) -> DimPieces | None:
-    """Cut a segment that lies in one chunk, as those of most dimensions do; None if there is more to do."""
+    """Fast path: cut a segment inside one chunk; None if the segment needs the general case."""
     last = s.start + (s.count - 1) * s.step
     low, high = min(s.start, last), max(s.start, last)
     if s.count < 1 or s.step == 0 or s.offset < 0 or low < 0 or high >= size or low // chunk != high // chunk:
@@ -117,7 +117,7 @@ def _one_piece(s: Segment, size: int, chunk: int) -> DimPieces | None:
 
 
 def _product(columns: Sequence[IntArray]) -> IntArray:
-    """Return each combination of a value of each column, ``(num, ndim)``, C order."""
+    """Return the Cartesian product of the columns, ``(num, ndim)``, C order."""
     sizes, ndim = [len(column) for column in columns], len(columns)
     table = np.empty((*sizes, ndim), np.int64)
     for dim, column in enumerate(columns):
@@ -136,7 +136,7 @@ class Boxes:
     def gather(self, pieces: Sequence[DimPieces], name: str, rows: IntArray | slice = slice(None)) -> IntArray:
         """Return one attribute of the pieces as ``(num_boxes, ndim)``."""
         piece = self.piece[rows]
-        table = np.empty(piece.shape, np.int64, order="F")  # it is worked on by columns
+        table = np.empty(piece.shape, np.int64, order="F")  # column order, since it is processed by columns
         for dim, p in enumerate(pieces):
             values = getattr(p, name)
             table[:, dim] = values[0] if len(values) == 1 else values[piece[:, dim]]
@@ -144,62 +144,62 @@ class Boxes:
 
 
 def make_boxes(pieces: Sequence[DimPieces]) -> Boxes:
-    """Multiply the pieces of all dimensions."""
+    """Combine the pieces of all dimensions into boxes."""
     piece = _product([np.arange(len(p.count)) for p in pieces])
     num_boxes, num_chunks = len(piece), math.prod(len(p.chunks) for p in pieces)
     row = np.zeros(num_boxes, np.int64)
     for dim, p in enumerate(pieces):
         row = row * len(p.chunks) + p.chunk_row[piece[:, dim]]
-    if num_boxes == num_chunks:  # one piece a chunk: already in order
+    if num_boxes == num_chunks:  # one piece per chunk: already in order
         return Boxes(piece=piece, chunk_row=row, bounds=np.arange(num_chunks + 1))
     order = np.argsort(row, kind="stable")
     row = row[order]
     return Boxes(piece=piece[order], chunk_row=row, bounds=np.searchsorted(row, np.arange(num_chunks + 1)))
 
 
-#: Boxes of the cuts that are kept, each of which counts as 1024 at least: 64 cuts (files of one series may differ in
-#: length; rows inside a chunk), or a large one of some 20 MB with all its tables.
+#: Total boxes of cached cuts, each counted as at least 1024: 64 cuts (files of a series may differ in length,
+#: samples in their row inside a chunk), or one large cut of about 20 MB with all tables.
 _MIN_BOXES = 1024
 _MAX_KEPT = 64 * _MIN_BOXES
-_MAX_SEGMENTS = 16  # of a dimension: more cost as much to compare as to cut
-_MAX_CHUNKS = 1 << 22  # of one read: tables of them take a second and half a GB
+_MAX_SEGMENTS = 16  # segments of a dimension: comparing more costs as much as cutting
+_MAX_CHUNKS = 1 << 22  # boxes of one read: tables of more take a second and half a GB
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cut:
-    """A selection cut along the chunk grid; chunks and, in raw chunks, rows count from an :class:`Origin`."""
+    """A selection cut at chunk edges; chunks and, in raw chunks, rows are relative to an :class:`Origin`."""
 
-    # pieces, boxes: the pieces of each dimension, and the boxes that they make
+    # pieces, boxes: the pieces of each dimension, and the boxes formed by them
     pieces: tuple[DimPieces, ...]
     boxes: Boxes
     chunks: IntArray  # ``(num_chunks, ndim)`` coordinates, C order
     num_wanted: int  # elements selected
     # first and last destination index of each dimension, None if nothing is selected
     dest_range: tuple[tuple[int, int] | None, ...]
-    # what follows from this cut for a destination, by its shape and whether the chunks lie behind URLs
+    # tables derived from this cut, by destination shape and by whether the chunks lie behind URLs
     tables: Cache[Any] = field(default_factory=lambda: Cache(4))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a cut begins: its first chunk, and the first row inside it, along each dimension."""
+    """Start of a cut: first chunk, and first row inside it, along each dimension."""
 
     chunk: tuple[int, ...]
     row: tuple[int, ...]
 
     def move_chunks(self, chunks: IntArray) -> IntArray:
-        """Return chunk coordinates of the array."""
+        """Convert relative chunk coordinates to the array's."""
         return chunks + np.array(self.chunk, np.int64) if any(self.chunk) else chunks
 
     def move_pieces(self, pieces: tuple[DimPieces, ...]) -> tuple[DimPieces, ...]:
-        """Return the pieces of the array."""
+        """Convert relative pieces to the array's."""
         return tuple(
             replace(p, start=p.start + row, chunks=p.chunks + chunk) if chunk or row else p
             for p, chunk, row in zip(pieces, self.chunk, self.row, strict=True)
         )
 
     def first_byte(self, layout: ArrayLayout) -> int:
-        """Return how far into each chunk the cut begins, in bytes."""
+        """Return the cut's offset inside each chunk, in bytes."""
         first, stride = 0, layout.dtype.itemsize
         for dim in reversed(layout.axis_order):
             first, stride = first + self.row[dim] * stride, stride * layout.chunks[dim]
@@ -207,7 +207,7 @@ class Origin:
 
 
 def check_memory(layout: ArrayLayout, error: Exception) -> None:
-    """Raise TooLargeError if a plan failed as there is not enough memory: the array has too many chunks or runs."""
+    """Raise TooLargeError if a plan ran out of memory: the array has too many chunks or runs."""
     too_big = isinstance(error, MemoryError) or "Maximum allowed" in str(error) or "is too big" in str(error)  # NumPy's
     if too_big and not isinstance(error, SciDataError):
         raise TooLargeError(
@@ -216,11 +216,11 @@ def check_memory(layout: ArrayLayout, error: Exception) -> None:
         ) from error
 
 
-_Place: TypeAlias = tuple[int, int]  # a chunk along a dimension, and a row in it
+_Place: TypeAlias = tuple[int, int]  # a chunk along a dimension, and a row inside it
 
 
 class Cuts:
-    """Cuts that were made, each of which serves all selections that differ from it in the rows at which they begin.
+    """Cache of cuts, each valid for all selections that differ from it only in their first rows.
 
     Thread-safe.
 
@@ -233,8 +233,8 @@ class Cuts:
         self._kept: Cache[tuple[Cut, tuple[_Place, ...]]] = Cache(_MAX_KEPT)
 
     def find(self, layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
-        """Cut ``selection``, or find the same cut from another origin."""
-        # Of [10, 12) in chunks of 4 rows the place is (2, 2): chunk 2, row 2 in it. The cut that was made for it serves
+        """Return a cut of ``selection``, new or cached, relative to its origin."""
+        # Of [10, 12) in chunks of 4 rows the place is (2, 2): chunk 2, row 2 in it. The cut made for it serves
         # [18, 20), place (4, 2), with its origin 2 chunks on; in raw chunks also [17, 19), place (4, 1), 2 chunks on
         # and 1 row back. Where chunks are decoded, a row further on is another row of a chunk: a cut of its own.
         if len(selection) != len(layout.shape):
@@ -244,7 +244,7 @@ class Cuts:
             )
         at_start = Origin(chunk=(0,) * len(selection), row=(0,) * len(selection))
         dims = range(len(selection)) if self._dims is None else self._dims
-        if layout.edges:  # chunks further on are others
+        if layout.edges:  # other chunks are further on
             return _make_cut(layout, selection), at_start
         key: list[Hashable] = [layout.geometry]
         places: list[_Place] = []
@@ -292,7 +292,7 @@ def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
 
 
 def _least_chunks(segments: Sequence[Segment], size: int, chunk: int) -> int:
-    """Return a number of chunks that are touched at least, found without a table of them."""
+    """Return a lower bound of the number of touched chunks, without a table of them."""
     few = segments[:_MAX_SEGMENTS]
     return max([1, *(min(s.count, size, (s.count - 1) * abs(s.step) // max(chunk, 1) + 1) for s in few)])
 

@@ -1,4 +1,4 @@
-"""Which rank writes which rows: every chunk by one rank, whole, wherever the bounds of the parts lie. Pure arithmetic.
+"""Assign each chunk to one writing rank, for any bounds of the parts. Pure arithmetic.
 
 Ranks hold contiguous rows of each dimension; a file's chunks, or shards, begin elsewhere. Each is written by the rank
 that holds most of its rows. So ranks exchange a strip along each bound that is no chunk's edge, and nothing where
@@ -42,11 +42,11 @@ def writer_bounds(bounds: IntArray, unit: int) -> IntArray:
     at = bounds[inner]
     start = at // unit * unit
     stop = np.minimum(start + unit, bounds[-1])
-    firsts = np.flatnonzero(np.diff(start, prepend=-1))  # of the bounds in one unit
+    firsts = np.flatnonzero(np.diff(start, prepend=-1))  # part bounds inside one unit
     group = np.cumsum(np.diff(start, prepend=-1) > 0) - 1
-    before = at - np.maximum(bounds[inner - 1], start)  # rows of the unit that the part that ends here has
+    before = at - np.maximum(bounds[inner - 1], start)  # rows of the unit in the part that ends here
     most, lasts = np.maximum.reduceat(before, firsts), np.append(firsts[1:], len(inner)) - 1
-    winners = inner[lasts]  # the part that begins at the last bound, unless one before it has as many rows
+    winners = inner[lasts]  # the part that begins at the last bound, unless an earlier one has as many rows
     which = np.flatnonzero(before == most[group])
     which = which[np.unique(group[which], return_index=True)[1]]
     winners = np.where(most >= (stop - at)[lasts], inner[which] - 1, winners)
@@ -56,19 +56,19 @@ def writer_bounds(bounds: IntArray, unit: int) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The boxes of an array that one rank holds, writes, and sends and receives before it writes."""
+    """Boxes of an array that one rank holds, writes, and exchanges before writing."""
 
     part: int
     # held, written: global boxes; None if it is another part's: of an array that is the same along an axis
     held: Box | None
     written: Box | None
-    # sends, receives: a part and a global box, in the order of the parts; its own among them where it keeps something
+    # sends, receives: a part and a global box, ordered by part; includes itself if it keeps rows
     sends: tuple[tuple[int, Box], ...]
     receives: tuple[tuple[int, Box], ...]
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the box that is written."""
+        """Shape of the written box."""
         return tuple(rows.stop - rows.start for rows in self.written or ())
 
 
@@ -76,7 +76,7 @@ def exchange_of(
     shape: Sequence[int], units: Sequence[int], parts: Sequence[int], splits: Sequence[tuple[int, IntArray] | None],
     part: int,
 ) -> Exchange:  # fmt: skip
-    """Return the boxes of an array that a part of a domain holds, writes, sends and receives.
+    """Return the boxes that one part of a domain holds, writes, sends and receives.
 
     ``shape, units``: of the array, and of the units that are written whole.
     ``parts``: number of parts along each axis of the domain.
@@ -99,7 +99,7 @@ def exchange_of(
         return tuple(found)
 
     def near(own: Box | None, cuts: Sequence[IntArray | None]) -> Iterator[tuple[int, Box]]:
-        """Yield the parts that share rows with a box, and these."""
+        """Yield the parts whose rows overlap a box, and the overlaps."""
         ranges = [range(1)] * len(parts)
         for axis, (split, each) in enumerate(zip(splits, cuts, strict=True)):
             if split is not None and each is not None and own is not None:
@@ -116,7 +116,7 @@ def exchange_of(
 
 
 def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Box | None, tuple[Box, ...]]:
-    """Split a rank's box to write into the units that it holds whole itself, and all others.
+    """Split a rank's written box into units that the rank holds entirely, and the rest.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Bo
         return None, (written,)
     inner: list[slice] = []
     for mine, all_, unit in zip(own, written, units, strict=True):
-        stop = mine.stop if mine.stop == all_.stop else mine.stop // unit * unit  # the last unit may be a short one
+        stop = mine.stop if mine.stop == all_.stop else mine.stop // unit * unit  # the last unit may be short
         inner.append(slice(-(-mine.start // unit) * unit, stop))
     if any(rows.start >= rows.stop for rows in inner):
         return None, (written,)
@@ -151,7 +151,7 @@ def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Bo
 
 
 def common_box(first: Box | None, second: Box | None) -> Box | None:
-    """Return the intersection of two boxes; None if it is empty. A box without dimensions is one value."""
+    """Return the intersection of two boxes; None if empty. A box without dimensions is one value."""
     if first is None or second is None:
         return None
     rows = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True)]
@@ -159,5 +159,5 @@ def common_box(first: Box | None, second: Box | None) -> Box | None:
 
 
 def within(box: Box, outer: Box) -> Box:
-    """Return a global box in the numbering of one that contains it."""
+    """Convert a global box to the numbering of a box that contains it."""
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(box, outer, strict=True))

@@ -1,4 +1,4 @@
-"""From boxes of raw chunks to byte ranges, and from byte ranges to as few reads as pay.
+"""Turn boxes of raw chunks into byte ranges, and merge byte ranges into fewer reads.
 
 A *span* is one byte range that one copy (or none) brings to the destination: a whole box where its rows lie close
 together on disk, else a part of it. A *read* is a run of spans of one file that one ``preadv`` fetches.
@@ -15,10 +15,10 @@ import numpy as np
 from scidata.core.types import ArrayLayout, BoolArray, IntArray
 from scidata.plan.cut import Cut
 
-#: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
+#: Bytes that are read and discarded rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
 #: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured). A request to S3 takes as much CPU
 #: time as receiving 256 KiB by obstore, and by s3fs four times that; of 64, 128 and 256 KiB, 256 took the least in
-#: whole reads of shards (tests/bench/README.md). Over a line that is full, less would be better.
+#: whole reads of shards (tests/bench/README.md). On a saturated line less would be better.
 MAX_GAP = 8 << 10
 MAX_GAP_URL = 256 << 10
 
@@ -28,35 +28,35 @@ MAX_SPAN = 1 << 20
 MAX_READ = 2 << 20
 MAX_READ_URL = 16 << 20
 
-#: Chunks that carry a checksum and no more are read in place and checked while they are in the L2 cache: half again as
-#: fast as out of it. Reads of 512 KiB took a tenth less than reads of 256 KiB, and as much as longer ones (measured).
+#: Chunks with only a checksum are read in place and checked while in the L2 cache: half again as
+#: fast as from memory. Reads of 512 KiB took a tenth less than reads of 256 KiB, and as much as longer ones (measured).
 MAX_CHECKED = 512 << 10
 
-#: Reads straight into the destination need no scratch: they may be longer, where that leaves enough for threads.
+#: Reads straight into the destination need no scratch: they may be longer, if enough remain for all threads.
 MAX_READ_DIRECT = 16 << 20
 MIN_PARTS = 16
 
-#: Shorter rows go through scratch and one strided copy; longer ones are buffers of their own in a ``preadv``.
+#: Shorter rows go through scratch and one strided copy; longer ones are separate buffers of a ``preadv``.
 #: The two cost the same at 3-4 KiB (measured).
 MIN_DIRECT = 4 << 10
 
 
 def decoded_limit(layout: ArrayLayout) -> int:
-    """Return how many bytes of chunks are decoded in one unit of work."""
+    """Return the bytes of chunks decoded in one unit of work."""
     return MAX_CHECKED if all(codec.name == "crc32c" for codec in layout.codecs) else MAX_SPAN
 
 
 def gap_limits(remote: bool) -> tuple[int, int]:
-    """Return the largest gap to read across and the largest read, of files or behind URLs."""
+    """Return the largest gap to read across, and the largest read, for files or URLs."""
     return (MAX_GAP_URL, MAX_READ_URL) if remote else (MAX_GAP, MAX_READ)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spans:
-    """Byte ranges of raw chunks and where they land; all arrays have one row per span."""
+    """Byte ranges of raw chunks and their destinations; one array row per span."""
 
     box: IntArray  # ``(num,)`` row of the box
-    # first, count: ``(num, ndim)`` which part of the box: from which index on along each dimension, and how many
+    # first, count: ``(num, ndim)`` part of the box: first index along each dimension, and number of indices
     first: IntArray
     count: IntArray
     # offset, nbytes: ``(num,)`` first byte, from the chunk's own first byte, and length with all gaps
@@ -66,7 +66,7 @@ class Spans:
     dest: IntArray  # ``(num,)`` destination of the first element, in elements
 
     def take(self, order: IntArray) -> Spans:
-        """Return the spans in another order."""
+        """Return the spans reordered."""
         return Spans(**{name: getattr(self, name)[order] for name in self.__dataclass_fields__})
 
 
@@ -81,7 +81,7 @@ class Reads:
 
 
 def element_strides(layout: ArrayLayout, chunks: IntArray) -> IntArray:
-    """Return the strides in elements, by logical dimension, of some chunks, or of all if they are alike.
+    """Return the strides in elements, by logical dimension, of some chunks, or of all if equal.
 
     As :meth:`ArrayLayout.chunk_shapes` returns their shapes.
     """
@@ -122,11 +122,11 @@ def make_spans(
     # whose rows follow each other: 8,000 bytes. Along the first the next bytes lie 400,000 further on, a gap of
     # 392,000 that is not read: merging stops there, at level 0. Second, below, the axes up to that level are
     # enumerated: 4 spans of 8,000 bytes each.
-    extent = np.full(num, item, np.int64)  # bytes from first to last of the axes merged so far
-    wanted = np.ones(num, np.int64)  # elements of it
+    extent = np.full(num, item, np.int64)  # bytes from first to last element of the axes merged so far
+    wanted = np.ones(num, np.int64)  # number of their elements
     direct = np.ones(num, np.bool_)
     active = np.ones(num, np.bool_)
-    level = np.full(num, -1, np.int64)  # axes before it are enumerated, itself in blocks
+    level = np.full(num, -1, np.int64)  # axes before it are enumerated, this one in blocks
     block = np.ones(num, np.int64)
     for axis in range(ndim - 1, -1, -1):
         dim = layout.axis_order[axis]
@@ -150,7 +150,7 @@ def make_spans(
         return Spans(box=box, first=first, count=part, offset=offset, nbytes=nbytes, direct=direct, dest=here)
     # Number the spans of each box like the digits of a clock, the fastest axis first: with 3 blocks along axis 1 and 4
     # indices along axis 0, span 7 of a box is block 7 % 3 = 1 and index 7 // 3 = 2.
-    per_axis = np.ones_like(count)  # how many spans each axis is enumerated into, slowest axis first
+    per_axis = np.ones_like(count)  # number of spans along each axis, slowest axis first
     for axis, dim in enumerate(layout.axis_order):
         n = count[:, dim]
         per_axis[:, axis] = np.where(level > axis, n, np.where(level == axis, -(-n // block), 1))
@@ -178,7 +178,7 @@ def make_spans(
 
 
 def _is_direct(layout: ArrayLayout, count: IntArray, nbytes: IntArray, sign: IntArray, to: IntArray) -> BoolArray:
-    """Say which spans have no gap on disk and none in the destination, in the same order."""
+    """Return which spans have no gap on disk or in the destination, and the same order in both."""
     run = np.ones(len(count), np.int64)
     direct = np.ones(len(count), np.bool_)
     for dim in reversed(layout.axis_order):
@@ -199,7 +199,7 @@ def group_reads(
     decoded: IntArray | None = None,
     max_decoded: int = 0,
 ) -> tuple[IntArray, Reads]:
-    """Sort byte ranges by place and put near neighbours into one read.
+    """Sort byte ranges by location, and merge near ones into reads.
 
     Returns a permutation of the ranges, and the reads over the permuted ranges.
 
@@ -209,13 +209,13 @@ def group_reads(
     ``decoded``: for encoded chunks, which may not overlap either: their decoded sizes. A read is a unit of work, so it
     ends where ``max_decoded`` bytes of them have come together.
     """
-    # Three steps: sort the ranges by file and place; cut wherever the next one may not share a read (another file, a
+    # Three steps: sort the ranges by file and offset; cut if the next one may not share a read (another file, a
     # gap too wide, direct beside not direct); cut runs that are too long for one read. Of files, ranges of 4 KiB at
     # 0 KiB, 10 KiB and 90 KiB are two reads: 0 to 14 KiB, whose gap of 6 KiB is read and thrown away, and 90 to 94.
     max_gap, max_read = gap_limits(remote)
     order = np.arange(len(offset))
     next_path = path_index[1:] > path_index[:-1]
-    if next_path.all():  # each range in a file of its own
+    if next_path.all():  # each range is in another file
         bounds = np.arange(len(offset) + 1)
         return order, Reads(path_index=path_index, offset=offset, nbytes=nbytes, bounds=bounds)
     same_path = path_index[1:] == path_index[:-1]
@@ -224,7 +224,7 @@ def group_reads(
         path_index, offset, nbytes = path_index[order], offset[order], nbytes[order]
         same_path = path_index[1:] == path_index[:-1]
     end = offset + nbytes
-    reach = end if not same_path.all() else np.maximum.accumulate(end)  # how far the ranges so far reach in the file
+    reach = end if not same_path.all() else np.maximum.accumulate(end)  # end of the ranges so far in the file
     gap = offset[1:] - reach[:-1]
     cut = np.ones(len(offset), np.bool_)
     cut[1:] = ~same_path | (gap > max_gap)
@@ -251,7 +251,7 @@ def group_reads(
 
 
 def _parts(begin: IntArray, end: IntArray, cut: BoolArray, limit: int) -> BoolArray:
-    """Say where runs of ranges, which begin at ``cut``, pass a multiple of ``limit``."""
+    """Return where runs of ranges, which begin at ``cut``, cross a multiple of ``limit``."""
     run_begin = begin[np.flatnonzero(cut)][np.cumsum(cut) - 1] if len(cut) else begin
     part = (end - run_begin - 1) // limit
     passed = np.zeros(len(cut), np.bool_)

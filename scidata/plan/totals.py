@@ -1,4 +1,4 @@
-"""Plans of arrays put together: the reads of a rank for a sample, and of all ranks for an array."""
+"""Combined plans: a rank's reads for a sample, and all ranks' reads of an array."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from scidata.core.html import card, nbytes
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.plan.array import ArrayPlan, plan_array
 
-#: The counts of each rank's plan; see :class:`RankReads`.
+#: Counts of each rank's plan; see :class:`RankReads`.
 TOTALS = ("bytes_wanted", "bytes_fetched", "bytes_decoded", "num_chunks")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:
-    """The reads of one rank for one sample: the plans of each field, one per file that holds a part of it."""
+    """One rank's reads for one sample: the plans of each field, one per file with a part of it."""
 
     index: int
     rank: int
@@ -40,27 +40,27 @@ class ReadPlan:
 
     @property
     def bytes_decoded(self) -> int:
-        """Bytes that come out of decoding."""
+        """Bytes after decoding."""
         return self._sum("bytes_decoded")
 
     @property
     def num_chunks(self) -> int:
-        """Chunks touched."""
+        """Number of touched chunks."""
         return self._sum("num_chunks")
 
     @property
     def num_reads(self) -> int:
-        """Ranged reads."""
+        """Number of ranged reads."""
         return self._sum("num_reads")
 
     @property
     def exact(self) -> bool:
-        """True if the bytes are exact and not estimated."""
+        """True if byte counts are exact, not estimated."""
         return all(plan.exact for plans in self.fields.values() for plan in plans)
 
     @property
     def amplification(self) -> float:
-        """Bytes fetched over bytes wanted; below 1 where compression saves more than chunks cost."""
+        """Bytes fetched over bytes wanted; below 1 if compression saves more than whole chunks cost."""
         return self.bytes_fetched / self.bytes_wanted if self.bytes_wanted else 1.0
 
     @property
@@ -70,7 +70,7 @@ class ReadPlan:
 
     @property
     def note(self) -> str:
-        """Say which fields a library or a function reads, of whose bytes nothing is known; empty if none is."""
+        """Name the fields read by a library or function, whose bytes are unknown; empty if there are none."""
         names = [name for name, plans in self.fields.items() if any(plan.layout.fallback for plan in plans)]
         why = "read by a function that tells no byte ranges, taken as whole chunks"
         return f"{', '.join(names)}: {why}" if names else ""
@@ -91,7 +91,7 @@ class ReadPlan:
         return card("ReadPlan" if self.exact else "ReadPlan, estimated", facts, columns, [*rows, _row("all", every)])
 
     def to_json(self) -> dict[str, object]:
-        """Return the plan as plain values."""
+        """Return the plan as JSON values."""
         return {
             "index": self.index,
             "rank": self.rank,
@@ -100,7 +100,7 @@ class ReadPlan:
 
 
 def _row(name: str, plans: Sequence[ArrayPlan]) -> tuple[Any, ...]:
-    """Return a field's row of the table that a notebook shows."""
+    """Return a field's row of the notebook table."""
     wanted, fetched, decoded, chunks = (sum(int(getattr(plan, figure)) for plan in plans) for figure in TOTALS)
     ratio = f"{fetched / wanted:.2f}" if wanted else "-"
     return (name, *map(nbytes, (wanted, fetched, decoded)), ratio, chunks)
@@ -119,11 +119,11 @@ class RankReads:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the domain."""
+        """Number of ranks of the domain."""
         return len(self.bytes_wanted)
 
     def sums(self, rank: int | None = None) -> dict[str, Any]:
-        """Return the sums of one rank, default of all, and their bytes read and decoded over bytes wanted.
+        """Return the sums of one rank, or of all, and bytes read and decoded over bytes wanted.
 
         The two amplifications are None if nothing is wanted.
         """
@@ -137,7 +137,7 @@ class RankReads:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanSummary(RankReads):
-    """The reads of every rank of a grid's domain; ``shared_chunks``: chunks that more than one rank reads."""
+    """The reads of every rank of a grid's domain; ``shared_chunks``: number of chunks read by more than one rank."""
 
     shared_chunks: int
 
@@ -148,14 +148,14 @@ def summarize(
     num_ranks: int,
     refs: Callable[[IntArray], ChunkRefs] | None = None,
 ) -> PlanSummary:
-    """Plan every rank in turn and keep the sums.
+    """Plan every rank in turn and return the sums.
 
     Memory does not grow with ranks × chunks: one rank's plan at a time, and the numbers of the chunks that ranks read.
 
     ``refs``: places of chunks by their coordinates (a source's ``locate``); None estimates bytes from decoded sizes.
     """
     sums = np.zeros((4, num_ranks), np.int64)
-    read, shared = set[tuple[int, ...]](), set[tuple[int, ...]]()  # chunks of any rank, and of more than one
+    read, shared = set[tuple[int, ...]](), set[tuple[int, ...]]()  # chunks read by any rank, and by more than one
     exact = not layout.fallback and refs is not None
     locate = None if refs is None else lambda _, chunks: refs(chunks)
     for rank in range(num_ranks):

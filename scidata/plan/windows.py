@@ -1,4 +1,4 @@
-"""Windows of tables whose rows are sorted by time: the rows of each, from an index of times. Pure arithmetic."""
+"""Time windows of time-sorted tables: each window's rows, from an index of times. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from scidata.core.bounds import bounds_of
 from scidata.core.types import ByteArray, IntArray
 from scidata.errors import ConfigError
 
-_MOST = 1 << 27  # windows of a data set: 3 GiB of tables
+_MOST = 1 << 27  # windows per data set: 3 GiB of tables
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeIndex:
-    """The rows of a table by bins of time, ``[bin * step, (bin + 1) * step)``, in the order of their times."""
+    """Table rows by time bins ``[bin * step, (bin + 1) * step)``, in time order."""
 
-    step: int  # width of a bin, as times are counted (nanoseconds)
-    bins: IntArray  # ``(num,)`` int64: numbers of the bins that have rows, sorted
-    # rows, kept_rows: ``(num + 1,)`` int64: the first row of each, and the number of rows; of all rows, and of those
-    # that are kept
+    step: int  # bin width in time units (nanoseconds)
+    bins: IntArray  # ``(num,)`` int64: sorted numbers of the non-empty bins
+    # rows, kept_rows: ``(num + 1,)`` int64 row offsets of the bins, for all rows and for kept
+    # rows
     rows: IntArray
     kept_rows: IntArray
-    kept: ByteArray | None = None  # a bit for each row, the lowest first: whether it is kept. None: all are
-    # ``(num_rows,)`` int64: the table's row of each, if the table is not sorted by time; None if it is
+    kept: ByteArray | None = None  # one bit per row, lowest first: 1 if kept. None: all are kept
+    # ``(num_rows,)`` int64: table row numbers in time order; None if the table is sorted by time
     order: IntArray | None = None
 
     @property
     def num_rows(self) -> int:
-        """Rows of the table."""
+        """Number of table rows."""
         return int(self.rows[-1])
 
     def kept_ids(self, start: int, stop: int) -> IntArray:
-        """Return the table's rows, sorted, of those of the rows ``[start, stop)`` that are kept."""
+        """Return the sorted table row numbers of the kept rows among ``[start, stop)``."""
         ids = np.arange(start, stop, dtype=np.int64)
         if self.kept is not None:
             first = start // 8
@@ -46,7 +46,7 @@ class TimeIndex:
 
 
 class Piece(NamedTuple):
-    """Rows ``[low, high)`` of a table, of which ``num`` are kept."""
+    """Rows ``[low, high)`` of a table; ``num`` of them are kept."""
 
     table: int
     low: int
@@ -56,15 +56,15 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Windows:
-    """Windows ``[start, start + length)`` of some tables that follow each other."""
+    """Windows ``[start, start + length)`` over consecutive tables."""
 
     indices: Sequence[TimeIndex]  # of each table
     starts: IntArray  # ``(num,)`` int64, sorted
-    # length, every: of a window, and from one to the next
+    # length, every: window length, and distance between window starts
     length: int
     every: int
-    firsts: IntArray  # ``(num + 1,)`` int64: the first piece of each window
-    # tables, lows, highs, counts: ``(num_pieces,)`` int64, of each :class:`Piece`: the rows of one window in one table
+    firsts: IntArray  # ``(num + 1,)`` int64: piece offsets of the windows
+    # tables, lows, highs, counts: ``(num_pieces,)`` int64, the columns of each :class:`Piece`
     tables: IntArray
     lows: IntArray
     highs: IntArray
@@ -75,29 +75,29 @@ class Windows:
 
     @property
     def num_rows(self) -> IntArray:
-        """Rows of each window, ``(num,)`` int64."""
+        """Number of rows of each window, ``(num,)`` int64."""
         return np.diff(bounds_of(self.counts)[self.firsts])
 
     def pieces(self, window: int) -> list[Piece]:
-        """Return the pieces of a window, in the order of the tables."""
+        """Return a window's pieces in table order."""
         own = slice(*self.firsts[window : window + 2].tolist())
         columns = (self.tables[own], self.lows[own], self.highs[own], self.counts[own])
         return list(map(Piece, *(column.tolist() for column in columns)))
 
     def disjoint(self) -> Windows:
-        """Return windows of the same begins that have no row in common."""
+        """Return windows with the same starts and no common rows."""
         return _windows(self.indices, self.starts, min(self.length, self.every), self.every)
 
 
 def index_step(length: int, every: int, usual: int) -> int:
-    """Return the width of bins on whose edges windows begin and end: ``usual``, where that is such a width."""
+    """Return a bin width that has window starts and ends on bin edges: ``usual`` if that fits."""
     return math.gcd(length, every, usual)
 
 
 def cut_windows(
     indices: Sequence[TimeIndex], length: int, every: int, *, first: int | None = None, last: int | None = None
 ) -> Windows:
-    """Cut tables into windows that begin at multiples of ``every``.
+    """Cut tables into windows that start at multiples of ``every``.
 
     The first holds the first row of all, the last begins no later than the last one. So do those between ``first`` and
     ``last``, both included, if they are given.
@@ -129,7 +129,7 @@ def _windows(indices: Sequence[TimeIndex], starts: IntArray, length: int, every:
 
 
 def _pieces(table: int, index: TimeIndex, starts: IntArray, length: int) -> IntArray:
-    """Return window, table, low, high and count of each piece in a table, ``(5, num)``."""
+    """Return window, table, low, high and count of a table's pieces, ``(5, num)``."""
     near = slice(*np.searchsorted(starts, [index.bins[0] * index.step - length, (index.bins[-1] + 1) * index.step]))
     low, high = (np.searchsorted(index.bins, times // index.step) for times in (starts[near], starts[near] + length))
     counts = index.kept_rows[high] - index.kept_rows[low]

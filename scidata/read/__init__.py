@@ -1,4 +1,4 @@
-"""Run a plan into a preallocated buffer, on one thread or several. No decisions are left to make here."""
+"""Execute a plan into a preallocated buffer, on one or more threads. All decisions were made by the plan."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from scidata.sources.access.fetches import Fetches
 from scidata.sources.access.files import files
 from scidata.sources.access.kept_urls import Came
 
-#: Less work than this is done on the calling thread: waking another one costs 50-100 µs (measured).
+#: Less work than this stays on the calling thread: waking another one costs 50-100 µs (measured).
 _MIN_PARALLEL = 512 << 10
-#: From this many bytes on, decoded ones or those that are only copied, threads share the work from the beginning. Of
-#: less, others are woken once it turns out to be slow: behind a GB/s, as it is from a disk or of a slow codec.
+#: From this many bytes on, decoded or only copied, threads share the work from the start. For less,
+#: others are woken once it proves slower than about a GB/s, as with a disk or a slow codec.
 _MIN_AT_ONCE = 4 << 20
 _MIN_AT_ONCE_RAW = 16 << 20
 _WAKE_NS = 300_000
@@ -44,7 +44,7 @@ def read_plan(
     allow_missing: bool = False,
     executor: Executor | None = None,
 ) -> ReadStats:
-    """Run ``plan``: read its selection into ``out``.
+    """Execute ``plan``: read its selection into ``out``.
 
     ``bytes_fetched`` of the result equals the plan's where that is exact, or is less: of large Blosc chunks only the
     blocks wanted are read.
@@ -66,18 +66,18 @@ def read_plan(
 
 
 class _Kind:
-    """Jobs that are run by the same tables: their first plan, and how it is read."""
+    """Jobs that share tables: their first plan, and how it is read."""
 
     __slots__ = ("alike", "allow_missing", "decoding", "plan", "ready")
 
     def __init__(self, plan: ArrayPlan, decoding: Decoding | None, allow_missing: bool) -> None:
         self.plan, self.decoding, self.allow_missing = plan, decoding, allow_missing
         self.ready: tuple[np.dtype[np.generic], Execution] | None = None
-        self.alike: Alike | None = None  # once others were asked for
+        self.alike: Alike | None = None  # set when a moved job is first requested
 
 
 class Job(Places):
-    """A plan and how to read it (see :func:`read_plan`), any number of times; prepared once, at the first read."""
+    """A plan with its read options (see :func:`read_plan`), reusable; prepared at the first read."""
 
     __slots__ = ("_kind", "bytes_wanted", "num_bytes", "out_shape")
 
@@ -91,7 +91,7 @@ class Job(Places):
     def moved(
         self, source: Source, layout: ArrayLayout, find: FindChunk, by: tuple[int, ...], rows: tuple[int, ...], num: int
     ) -> Job | None:
-        """Return the same job for chunks that lie alike; None if that is not plain.
+        """Return this job for other chunks of equal layout; None if the general path is needed.
 
         ``source, layout, find``: has those chunks, of equal geometry, codecs and decoding, and finds them.
         ``by, num``: they are so many chunks further along each dimension than those of the first of the kind, and so
@@ -113,21 +113,21 @@ class Job(Places):
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The dtype of decoded values, in native byte order."""
+        """Dtype of decoded values, in native byte order."""
         decoding = self._kind.decoding
         return self.layout.dtype.newbyteorder("=") if decoding is None else decoding.dtype
 
     def exact_plan(self) -> ArrayPlan:
-        """Return the plan, and keep it, with the place and size of each chunk, for which this asks if necessary."""
+        """Return, and keep, the plan with each chunk's location and size, looked up if necessary."""
         plan = self.plan
         found = exact_plan(plan, self.source.locate)
         if found is not plan:
             self._plan, self._kind = found, _Kind(found, self._kind.decoding, self._kind.allow_missing)
-            self.paths = ()  # and the other places, which are taken anew
+            self.paths = ()  # and the other locations, which are looked up again
         return found
 
     def execution(self, dtype: np.dtype[np.generic]) -> Execution:
-        """Return the execution for buffers of ``dtype``; raises errors that the places of chunks show."""
+        """Return the execution for buffers of ``dtype``; raise errors found in chunk locations."""
         kind = self._kind
         plan, ready = kind.plan, kind.ready
         if not self.paths and self._plan is plan:
@@ -142,14 +142,14 @@ class Job(Places):
         return ready[1]
 
 
-#: A read that was asked for: how it is run, and the buffer.
+#: A requested read: its job and buffer.
 _Wanted: TypeAlias = tuple[Execution, Job, npt.NDArray[np.generic]]
 #: One run of a plan: its execution, and its destination.
 _Run: TypeAlias = tuple[Execution, Target]
 
 
 def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor: Executor | None = None) -> ReadStats:
-    """Read plans into a buffer each: those of URLs together, so that they wait for round trips once, and the others.
+    """Read plans into a buffer each; plans behind URLs share their round trips.
 
     Raises the errors of :func:`read_plan`.
     """
@@ -169,22 +169,22 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
     threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
     stats = _read_whole(wanted, threads) if are_whole else NO_READ
     runs: list[_Run] = []
-    for execution, job, out in wanted[stats.num_reads :]:  # one that failed there says why here
+    for execution, job, out in wanted[stats.num_reads :]:  # a failed one raises here
         runs.append((execution, execution.begin(out, job)))
     try:
         if runs:
             more = (_run_remote if are_remote else _run_local)(runs, executor, threads)
             stats = stats + more if stats.num_reads else more
     except CorruptDataError:
-        _check_unchanged(wanted)  # then this is the reason, and copying the file again would not help
+        _check_unchanged(wanted)  # that is the cause, and copying the file again would not help
         raise
     _check_unchanged(wanted)
     return stats
 
 
 def _read_whole(wanted: Sequence[_Wanted], threads: int) -> ReadStats:
-    """Do reads that fill a buffer each, up to one that fails, or that threads should share."""
-    # the layers of other reads would take as long as reading 50 kB
+    """Do reads that each fill a buffer, until one fails or should be shared by threads."""
+    # the layers of the general path would cost as much as reading 50 kB
     total, nbytes, began = sum([execution.cost for execution, _, _ in wanted]), 0, time.perf_counter_ns()
     is_shared = threads > 1 and total >= _MIN_PARALLEL
     if is_shared and total >= _MIN_AT_ONCE_RAW:
@@ -202,20 +202,20 @@ def _read_whole(wanted: Sequence[_Wanted], threads: int) -> ReadStats:
 
 
 def _check_unchanged(read: Sequence[_Wanted]) -> None:
-    """Raise SourceChangedError if files that were read are not those that were opened."""
+    """Raise SourceChangedError if files that were read differ from those opened."""
     checked = set()
     for execution, job, _ in read:
         key = id(job.source), job.paths or job.layout.name
-        if not execution.is_remote and key not in checked:  # fields of one file look at it once
+        if not execution.is_remote and key not in checked:  # fields of one file check it once
             checked.add(key)
             job.source.check_unchanged(job.layout, job.paths)
 
 
 def _run_remote(runs: Sequence[_Run], executor: Executor | None, threads: int) -> ReadStats:
-    """Run the local ones, then those of URLs."""
+    """Execute local reads, then those of URLs."""
     stats = _run_local([run for run in runs if not run[0].is_remote], executor, threads)
     remote = [(run, task) for run in runs if run[0].is_remote for task in run[0].tasks]
-    if not remote:  # all was absent
+    if not remote:  # all chunks were absent
         return stats
     fetched = _Fetched(remote)
     try:
@@ -230,7 +230,7 @@ def _run_local(runs: list[_Run], executor: Executor | None, threads: int) -> Rea
         raw = sum([execution.cost for execution, _ in runs if execution.is_raw])
         total = sum([execution.cost for execution, _ in runs])
         at_once = total - raw >= _MIN_AT_ONCE or raw >= _MIN_AT_ONCE_RAW
-        if total >= _MIN_PARALLEL and (at_once or num_tasks > 2):  # of two, nothing is left for those woken after one
+        if total >= _MIN_PARALLEL and (at_once or num_tasks > 2):  # with two tasks, a woken thread would find none
             work = _Batches(_batches(runs, total / (_BATCHES_PER_THREAD * threads)), at_once=at_once)
             return _share(work.work, executor, threads if at_once else min(threads, -(-total // _MIN_PARALLEL)))
     tally = Tally()
@@ -244,7 +244,7 @@ def _num_threads(executor: Executor) -> int:
 
 
 def _batches(runs: list[_Run], nbytes: float) -> list[tuple[_Run, list[Task], int]]:
-    """Split the tasks into batches of about ``nbytes``: neighbours on disk stay together."""
+    """Split tasks into batches of about ``nbytes``; neighbours on disk stay together."""
     batches = []
     for run in runs:
         tasks, first, cost = run[0].tasks, 0, 0
@@ -256,13 +256,13 @@ def _batches(runs: list[_Run], nbytes: float) -> list[tuple[_Run, list[Task], in
     return batches
 
 
-#: Work that threads share: each runs it until nothing is left; the first error ends it. It calls the function that it
-#: is given, once, when it is time for others to help.
+#: Work shared by threads: each runs it until nothing is left; the first error ends it. It calls the given
+#: function once, when other threads should help.
 _Work: TypeAlias = Callable[[Callable[[], None] | None], ReadStats]
 
 
 class _Batches:
-    """Batches of tasks that several threads take in turn."""
+    """Batches of tasks, taken by several threads in turn."""
 
     def __init__(self, batches: list[tuple[_Run, list[Task], int]], *, at_once: bool) -> None:
         self._batches = iter(batches)
@@ -291,12 +291,12 @@ class _Batches:
         return tally.stats()
 
 
-# only Linux counts by thread; elsewhere waits of other threads count, too, and more are woken than need be
+# only Linux counts by thread; elsewhere other threads' waits count too, and too many are woken
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
 class _Pace:
-    """How fast this thread gets on since this was made, apart from waiting for a processor on a busy machine."""
+    """This thread's speed since creation, without time spent waiting for a busy processor."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter_ns()
@@ -304,7 +304,7 @@ class _Pace:
         self._waits = resource.getrusage(_WHO).ru_nvcsw
 
     def is_slow(self, nbytes: int) -> bool:
-        """Return True if ``nbytes`` took long, by waiting for them or by working on them."""
+        """Return True if ``nbytes`` took long, in waiting for them or in processing."""
         due = _WAKE_NS + nbytes
         if time.perf_counter_ns() - self._began < due:
             return False
@@ -313,7 +313,7 @@ class _Pace:
 
 
 class _Fetched:
-    """Tasks whose bytes are fetched many at a time: threads take whichever has arrived, and decode it."""
+    """Tasks whose bytes are fetched concurrently; threads decode whichever has arrived."""
 
     def __init__(self, tasks: list[tuple[_Run, Task]]) -> None:
         self._tasks = tasks
@@ -326,7 +326,7 @@ class _Fetched:
         while (item := self._fetches.take()) is not None:
             number, data = item
             (execution, target), task = self._tasks[number]
-            if isinstance(data, Came):  # which a task counts as one request for all of it
+            if isinstance(data, Came):  # counted by the task as one request for all of it
                 tally.fetched += data.num_fetched - len(data.data)
                 tally.num_reads += data.num_requests - 1
                 data = data.data
@@ -343,7 +343,7 @@ class _Fetched:
 
 
 def _share(work: _Work, executor: Executor | None, threads: int) -> ReadStats:
-    """Share work between the executor's threads and this one.
+    """Share work between this thread and the executor's.
 
     This thread works too, and gives up helpers that never started once nothing is left: so a read from inside one of
     the executor's own threads cannot wait for itself.

@@ -1,4 +1,4 @@
-"""An array, or a box of it, read at once into memory of its own: coordinates, meshes, arrays to be checked."""
+"""Read an array, or a box of it, at once into new memory: coordinates, meshes, arrays to check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_array(
     decoding: Decoding | None = None,
     allow_missing: bool = False,
 ) -> AnyArray:
-    """Read a whole array, or a box of it: a slice of each dimension.
+    """Read a whole array, or a box given by one slice per dimension.
 
     ``decoding`` and ``allow_missing`` are as in :func:`scidata.read.read_plan`. Values are of the decoded dtype, or of
     the stored one in native byte order.
@@ -49,7 +49,7 @@ def read_array(
 
 
 def _at_once(source: FileSource[object], layout: ArrayLayout) -> AnyArray | None:
-    """Return an array's stored values, flat, if an index has them or one read brings them; None if that is no way.
+    """Return an array's stored values, flat, from an index or a single read; None if neither is possible.
 
     Coordinates are so small that a plan costs more than their bytes.
     """
@@ -64,13 +64,13 @@ def _at_once(source: FileSource[object], layout: ArrayLayout) -> AnyArray | None
         return None
     data = bytearray(layout.nbytes)
     if not files().read_at_once(source.path, place[1], memoryview(data)):
-        return None  # a plan's read says why, or tries again
+        return None  # a planned read reports the error, or tries again
     source.check_unchanged(layout, (source.path,))
     return np.frombuffer(data, layout.dtype)
 
 
 def decoded(values: AnyArray, decoding: Decoding | None) -> AnyArray:
-    """Return flat stored values decoded, in native byte order, in memory of their own."""
+    """Return flat stored values decoded, in native byte order, in new memory."""
     out = np.empty(len(values), values.dtype.newbyteorder("=") if decoding is None else decoding.dtype)
     converter(values.dtype, decoding, out.dtype).copy(out, values, thread_scratch())
     return out

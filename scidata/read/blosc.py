@@ -1,4 +1,4 @@
-"""Blosc 1 chunks: check the header, decode all of a chunk or only some of its blocks.
+"""Blosc 1 chunks: check the header, decode a whole chunk or some of its blocks.
 
 A Blosc 1 chunk is a 16-byte header, a table with the start of each block (little-endian int32, from the first byte of
 the chunk) and blocks that were compressed one by one. Some blocks alone are decoded by writing a smaller table and a
@@ -22,7 +22,7 @@ from scidata.errors import CorruptDataError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-#: Threads come from the reader, one chunk each. zarr-python sets the same; blosc's own pool would take a global lock.
+#: The reader provides threads, one per chunk. zarr-python does the same; blosc's own pool would take a global lock.
 blosc.use_threads = False
 
 _HEADER = struct.Struct("<BBBBIII")
@@ -34,7 +34,7 @@ _MERGED_GAP = 16 << 10  # copying this much costs less than another read
 
 
 def _library() -> Callable[[int, int, int, int], int] | None:
-    """Return c-blosc's ``blosc_decompress_ctx(source, dest, dest_size, num_threads)`` in the library numcodecs uses.
+    """Return ``blosc_decompress_ctx(source, dest, dest_size, num_threads)`` of the c-blosc inside numcodecs.
 
     Its Python wrapper costs about as much as decoding a few kilobytes; None if a build hides the function.
     """
@@ -52,7 +52,7 @@ _decompress_ctx = _library()
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """The checked header of one chunk: sizes in bytes, ``stored`` where the blocks are plain bytes after the header."""
+    """A chunk's checked header: sizes in bytes; ``stored`` if the blocks follow uncompressed."""
 
     nbytes: int
     blocksize: int
@@ -60,12 +60,12 @@ class ChunkHeader:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks, the last of which may be short."""
+        """Number of blocks; the last one may be short."""
         return -(-self.nbytes // self.blocksize)
 
 
 def read_header(data: Bytes, nbytes: int | None, *, encoded: int | None = None) -> ChunkHeader:
-    """Parse the header that ``data`` begins with and check it against the size that the metadata promises.
+    """Parse the header at the start of ``data`` and check it against the size in the metadata.
 
     ``data``: the chunk, or its first bytes.
     ``nbytes``: decoded bytes, if that is known.
@@ -78,7 +78,7 @@ def read_header(data: Bytes, nbytes: int | None, *, encoded: int | None = None) 
 def _checked(
     view: memoryview, begin: int, available: int, nbytes: int | None, encoded: int | None
 ) -> tuple[int, int, bool]:
-    """Parse and check the header at ``begin``: decoded bytes, bytes of a block, and whether those are stored plain."""
+    """Parse and check the header at ``begin``: decoded bytes, block size, and whether blocks are uncompressed."""
     if available < _HEADER.size:
         raise CorruptDataError(f"{available} bytes are too few for a Blosc header of {_HEADER.size}")
     size = available if encoded is None else encoded
@@ -100,7 +100,7 @@ def _checked(
 
 
 def address(data: Bytes) -> int:
-    """Return where the bytes lie; ``data.ctypes.data`` takes five times as long."""
+    """Return a buffer's address; ``data.ctypes.data`` takes five times as long."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(data.data))
     except (TypeError, ValueError):  # read-only, or empty
@@ -108,7 +108,7 @@ def address(data: Bytes) -> int:
 
 
 class Decoder:
-    """Decodes whole chunks out of one buffer into another, where they are small: nothing is made for each.
+    """Decodes whole small chunks from one buffer into another without creating objects per chunk.
 
     Both buffers must live as long as it does.
     """
@@ -131,7 +131,7 @@ class Decoder:
 
 
 def _decompress(data: Bytes, dest: Bytes) -> None:
-    """Decode ``data``, whose header was checked, into all of ``dest``. c-blosc takes its size from the header."""
+    """Decode ``data``, whose header was checked, into all of ``dest``. c-blosc takes the size from the header."""
     if _decompress_ctx is not None:
         found = _decompress_ctx(address(data), address(dest), dest.size, 1)
         if found != dest.size:
@@ -144,25 +144,25 @@ def _decompress(data: Bytes, dest: Bytes) -> None:
 
 
 def decode(data: Bytes, dest: Bytes) -> None:
-    """Decode a whole chunk into ``dest``, which has exactly the decoded size."""
+    """Decode a whole chunk into ``dest``, which has the decoded size."""
     read_header(data, dest.size)
     if dest.size:
         _decompress(data, dest)
 
 
 def table_nbytes(header: ChunkHeader) -> int:
-    """Return the bytes of header and block table, which stand before the blocks."""
+    """Return the bytes of header and block table, which precede the blocks."""
     return _HEADER.size + (0 if header.stored else 4 * header.num_blocks)
 
 
 def add_neighbour(needed: npt.NDArray[np.bool_], header: ChunkHeader) -> None:
-    """Mark the block before a short last one that is needed: c-blosc refuses a chunk that is one short block."""
+    """Also mark the block before a needed short last block: c-blosc refuses a chunk of one short block."""
     if header.num_blocks > 1 and header.nbytes % header.blocksize:
         needed[-2] |= needed[-1]
 
 
 def block_ranges(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_], encoded: int) -> list[list[int]]:
-    """Return where the blocks marked in ``needed`` are stored, as ``[first byte, end]`` in the chunk, ascending.
+    """Return the byte ranges ``[first byte, end]`` of the ``needed`` blocks in the chunk, ascending.
 
     Ranges that lie close are one. ``data`` holds at least :func:`table_nbytes` of the chunk of ``encoded`` bytes.
     """
@@ -174,7 +174,7 @@ def block_ranges(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_]
         table = data[_HEADER.size : table_nbytes(header)].view("<i4").astype(np.int64)
         if table.min() < table_nbytes(header) or table.max() >= encoded:
             raise CorruptDataError("its Blosc block table points out of the chunk")
-        ends = np.append(np.sort(table), encoded)  # blocks lie in any order: threads wrote them as they were done
+        ends = np.append(np.sort(table), encoded)  # blocks are in any order: threads wrote them as they finished
         starts = np.sort(table[blocks])
         stops = ends[np.searchsorted(ends, starts, side="right")]
     ranges = [[int(starts[0]), int(stops[0])]]
@@ -187,7 +187,7 @@ def block_ranges(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_]
 
 
 def decode_blocks(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_], dest: Bytes) -> int:
-    """Decode the blocks marked in ``needed`` to their own places in ``dest``; the rest of ``dest`` stays as it is.
+    """Decode the ``needed`` blocks into place in ``dest``; leave the rest of ``dest`` unchanged.
 
     Returns the bytes decoded.
 
@@ -205,7 +205,7 @@ def decode_blocks(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_
         if header.stored:
             dest[begin:end] = data[_HEADER.size + begin : _HEADER.size + end]
         else:
-            # Rewriting in place is safe for the next run of blocks too: the compressed blocks lie after the table.
+            # Rewriting in place is safe for the next run of blocks too: compressed blocks follow the table.
             struct.pack_into("<I", data.data, 4, end - begin)
             data[_HEADER.size : _HEADER.size + 4 * (stop - first)] = table[4 * first : 4 * stop]
             _decompress(data, dest[begin:end])
@@ -213,12 +213,12 @@ def decode_blocks(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_
     return decoded
 
 
-#: Larger shuffled chunks would pass the largest block that c-blosc accepts.
+#: Larger shuffled chunks would exceed c-blosc's largest block.
 _MAX_UNSHUFFLE = 1 << 28
 
 
 def unshuffle(framed: Bytes, itemsize: int, dest: Bytes) -> None:
-    """Undo HDF5's and numcodecs' byte shuffle with c-blosc's vector code, without the GIL.
+    """Undo the byte shuffle of HDF5 and numcodecs with c-blosc's vector code, without the GIL.
 
     ``framed`` holds :data:`FRAME` spare bytes and then the shuffled bytes. Those bytes are framed as a Blosc chunk of
     one block that did not compress, so decoding is the unshuffle alone: 4 GB/s, against 1.2 of numcodecs' shuffle
@@ -238,5 +238,5 @@ def unshuffle(framed: Bytes, itemsize: int, dest: Bytes) -> None:
     _decompress(framed, dest)
 
 
-#: Bytes of header, block table of one entry and block length in front of the shuffled bytes.
+#: Bytes of header, one-entry block table and block length before the shuffled bytes.
 FRAME = _HEADER.size + 8

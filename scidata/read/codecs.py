@@ -1,4 +1,4 @@
-"""Undo the codecs of one chunk: bytes as stored in, decoded bytes out.
+"""Undo the codecs of one chunk: stored bytes in, decoded bytes out.
 
 A :class:`Pipeline` is made once for a list of codecs and a decoded size, and then runs on any thread. Every size that
 the bytes themselves declare is checked before anything is allocated for it. Buffers come from a :class:`Scratch` that
@@ -30,26 +30,26 @@ from scidata.read.inflate import Decompressor
 
 _CHECKSUM_NBYTES = 4
 
-#: Of threads that have ended, for the next ones: the C library's heap would keep them, and not use them again.
+#: Buffers of ended threads, for new ones: the C library's heap would keep them without reusing them.
 _memory = ArrayPool(64 << 20)
 
 
 class Scratch:
-    """Buffers by name that grow and are used again; not shared between threads."""
+    """Named buffers that grow and are reused; not shared between threads."""
 
-    #: A larger buffer is given back after use, so that one huge chunk does not stay resident for ever.
+    #: A larger buffer is released after use, so that one huge chunk does not stay resident.
     max_kept = 256 << 20
 
     def __init__(self) -> None:
         self._buffers: dict[str, Bytes] = {}
 
     def get(self, name: str, nbytes: int) -> Bytes:
-        """Return ``nbytes`` bytes, as last written under ``name``, or uninitialised."""
+        """Return ``nbytes`` bytes, uninitialised or as last written under ``name``."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
-            del buffer  # before a larger one is made, which may lie in its place
+            del buffer  # freed before a larger one is allocated, which may take its place
             self._buffers.pop(name, None)
-            # larger, for chunks that take a little more; untouched, it costs nothing
+            # with slack, for slightly larger chunks; untouched memory costs nothing
             shape = (max(nbytes + nbytes // 8, 4096),)
             buffer = allocate("chunks and the bytes read beside them", shape, np.uint8, _memory.empty)
             if buffer.size <= self.max_kept:
@@ -58,22 +58,22 @@ class Scratch:
 
 
 class _Step:
-    """Undoes one codec. ``size`` is the decoded size if it is known beforehand, ``limit`` the most it may be."""
+    """Undoes one codec. ``size`` is the decoded size if known in advance, ``limit`` its maximum."""
 
     def __init__(self, codec: Codec, size: int | None, limit: int, buffer: str) -> None:
         self.name, self.config, self.decoder = codec.name, codec.config, codec.decoder
         self.size, self.limit, self.buffer = size, limit, buffer
 
     def encoded_size(self) -> int | None:
-        """Size before undoing, where that follows from the size after."""
+        """Size before undoing, if it follows from the size after."""
         return None
 
     def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
-        """Return the decoded bytes: ``dest`` filled, or a view of ``data`` or of ``scratch``."""
+        """Return decoded bytes: ``dest``, or a view of ``data`` or ``scratch``."""
         raise NotImplementedError
 
     def room(self, declared: int, dest: Bytes | None, scratch: Scratch) -> Bytes:
-        """Return where to decode ``declared`` bytes to, once that size is known to be right."""
+        """Return the destination for ``declared`` bytes after checking that size."""
         if declared > self.limit or (self.size is not None and declared != self.size):
             wanted = f"{self.size} were" if self.size is not None else f"at most {self.limit} were"
             raise CorruptDataError(f"it declares {declared} decoded bytes, but {wanted} expected")
@@ -89,7 +89,7 @@ class _Blosc(_Step):
 
 
 class _LZ4(_Step):
-    """numcodecs' LZ4: a little-endian uint32 with the decoded size, then one LZ4 block."""
+    """numcodecs' LZ4: the decoded size as little-endian uint32, then one LZ4 block."""
 
     def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
         if data.size < 4:
@@ -120,7 +120,7 @@ class _Zstd(_Step):
 
 
 def _zstd_size(data: Bytes) -> tuple[int, bool]:
-    """Return the decoded size that one frame declares and True, or an upper bound from its blocks and False."""
+    """Return a frame's declared decoded size and True, or an upper bound from its blocks and False."""
     head = bytes(data[:18])
     if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
         raise CorruptDataError("it does not begin with a Zstandard frame")
@@ -149,7 +149,7 @@ def _open_lzma(config: Mapping[str, Any]) -> Decompressor:
     return lzma.LZMADecompressor(kind, _LZMA_MEMORY)
 
 
-_LZMA_MEMORY = 1 << 30  # a dictionary size that the stream declares is an allocation too
+_LZMA_MEMORY = 1 << 30  # the stream's declared dictionary size is allocated as well
 _STREAMS: dict[str, Callable[[Mapping[str, Any]], Decompressor]] = {
     "zlib": lambda config: inflate.engine().decompressobj(15),
     "gzip": lambda config: inflate.engine().decompressobj(31),
@@ -159,7 +159,7 @@ _STREAMS: dict[str, Callable[[Mapping[str, Any]], Decompressor]] = {
 
 
 class _Stream(_Step):
-    """A codec of the standard library, or zlib-ng in its place, read through a bounded decompressor object."""
+    """A standard library codec, or zlib-ng instead, with a bounded decompressor object."""
 
     def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
         try:
@@ -174,11 +174,11 @@ class _Stream(_Step):
 
     def _decode(self, rest: bytes | memoryview) -> bytes:
         room, parts = self.size if self.size is not None else self.limit, list[bytes]()
-        while not parts or any(rest):  # one member after the other: gzip and bz2 files may be concatenated
+        while not parts or any(rest):  # member by member: gzip and bz2 files may be concatenated
             stream = _STREAMS[self.name](self.config)
-            parts.append(stream.decompress(rest, max(room, 1)))  # zlib takes 0 for no limit
+            parts.append(stream.decompress(rest, max(room, 1)))  # for zlib, 0 means no limit
             room -= len(parts[-1])
-            if not stream.eof:  # the trailer with the checksum may not have been read yet
+            if not stream.eof:  # the trailer with the checksum may be unread
                 room -= len(stream.decompress(getattr(stream, "unconsumed_tail", b""), 1))
             if room < 0:
                 raise CorruptDataError(f"its {self.name} stream holds more bytes than expected")
@@ -202,7 +202,7 @@ class _Shuffle(_Step):
 
 
 class _CRC32C(_Step):
-    """Four bytes beside the data that must agree with it."""
+    """CRC-32C check of four stored bytes against the data."""
 
     def encoded_size(self) -> int | None:
         return None if self.size is None else self.size + _CHECKSUM_NBYTES
@@ -232,7 +232,7 @@ class _Fletcher32(_CRC32C):
 
 
 class _Values(_Step):
-    """A codec that changes values: ``config`` has the dtypes before and after it is undone."""
+    """A codec of values: ``config`` has the dtypes before and after undoing."""
 
     def __init__(self, codec: Codec, size: int | None, limit: int, buffer: str) -> None:
         super().__init__(codec, size, limit, buffer)
@@ -254,7 +254,7 @@ class _Values(_Step):
         raise NotImplementedError
 
     def _fill(self, out: AnyArray, values: AnyArray, free: BoolArray | bool = False) -> None:
-        """Convert values, to the nearest integers where ``out`` has some; those that are ``free`` need not fit."""
+        """Convert values, rounding if ``out`` is an integer dtype; values in ``free`` need not fit."""
         if out.dtype.kind not in "iu" or np.can_cast(values.dtype, out.dtype):
             np.copyto(out, values, casting="unsafe")
             return
@@ -267,7 +267,7 @@ class _Values(_Step):
 
 
 class _CastValue(_Values):
-    """Values that were stored as another dtype; single ones as others (``map``)."""
+    """Values stored as another dtype; some values mapped individually (``map``)."""
 
     def _into(self, values: AnyArray, out: AnyArray) -> None:
         pairs = self.config["map"]
@@ -278,7 +278,7 @@ class _CastValue(_Values):
 
 
 class _ScaleOffset(_Values):
-    """Values that were stored as ``(x - offset) * scale``, in the array's own arithmetic."""
+    """Values stored as ``(x - offset) * scale``, in the array's own arithmetic."""
 
     def _into(self, values: AnyArray, out: AnyArray) -> None:
         offset, scale = self.config["offset"], self.config["scale"]
@@ -293,7 +293,7 @@ class _ScaleOffset(_Values):
 
 
 class _Own(_Step):
-    """A codec of a format from outside, whose own function decodes."""
+    """A codec of a registered format, decoded by that format's function."""
 
     def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
         assert self.decoder is not None
@@ -302,12 +302,12 @@ class _Own(_Step):
             return np.frombuffer(self.decoder(data.data, size), np.uint8)
         except SciDataError:
             raise
-        except Exception as e:  # any, of any package
+        except Exception as e:  # any exception of any package
             raise CorruptDataError(f"{self.name} cannot decode it ({type(e).__name__}: {e})") from e
 
 
 def check_crc32c(body: memoryview, stored: int) -> None:
-    """Raise ChecksumError if the CRC-32C of ``body`` is not ``stored``."""
+    """Raise ChecksumError if the CRC-32C of ``body`` differs from ``stored``."""
     found = crc32c(body)  # lets other threads run meanwhile
     if found != stored:
         raise ChecksumError(f"its crc32c checksum is {found:#010x}, but {stored:#010x} was stored")
@@ -330,7 +330,7 @@ _made: Cache[tuple[Pipeline, tuple[Codec, ...]]] = Cache(256)
 
 
 def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipeline:
-    """Return the pipeline for these arguments, the same one while ``codecs`` is the same object.
+    """Return the pipeline for these arguments, cached by the identity of ``codecs``.
 
     ``skipped`` has a bit for each codec that was not applied.
     """
@@ -338,12 +338,12 @@ def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipelin
     found = _made.get(key)
     if found is None:
         applied = [codec for i, codec in enumerate(codecs) if not skipped >> i & 1]
-        found = _made.put(key, (Pipeline(applied, nbytes), codecs))  # held, so that its id stays its own
+        found = _made.put(key, (Pipeline(applied, nbytes), codecs))  # reference kept, so that the id stays valid
     return found[0]
 
 
 class Pipeline:
-    """Undo ``codecs`` (in the order in which they were applied) to get exactly ``nbytes`` bytes.
+    """Undoes ``codecs`` (in order of application), which yields exactly ``nbytes`` bytes.
 
     ``is_blosc``: True if one Blosc codec is all there is, so that blocks can be decoded alone.
     ``is_crc32c``: True if one trailing crc32c is all there is, so that chunks can be read straight into place.
@@ -368,7 +368,7 @@ class Pipeline:
         self._steps = tuple(reversed(steps))
 
     def decode(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
-        """Return the decoded bytes: ``dest`` filled if given, else a view of ``data`` or of ``scratch``.
+        """Return decoded bytes: ``dest`` if given, else a view of ``data`` or ``scratch``.
 
         ``data``: the encoded chunk, 1-D uint8. May be overwritten.
         ``dest``: 1-D uint8 of ``nbytes`` bytes, or None.

@@ -1,4 +1,4 @@
-"""State that all parts of one running read share: tables, destination, conversion, fetching."""
+"""State shared by all parts of one running read: tables, destination, conversion, fetching."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from scidata.read.pattern_tables import Task, tables_of
 from scidata.read.places import Places
 from scidata.sources.access.files import files, scatter
 
-READ, DECODE, COPY = range(3)  # stages
+READ, DECODE, COPY = range(3)  # stage names
 _STAGES = ("read", "decode", "copy")
 
-#: A buffer that a read fills.
+#: Destination buffer of a read.
 ByteBuffer: TypeAlias = ByteArray | memoryview
 
-#: Notes a stage, its begin and its end, and its bytes.
+#: Records a stage with begin, end and bytes.
 Tracer: TypeAlias = Callable[..., None]
 
 _thread = threading.local()
 
 
 def thread_scratch() -> Scratch:
-    """Return this thread's buffers; they live as long as the thread, since fresh pages cost more than the read."""
+    """Return this thread's buffers; they live as long as the thread, because fresh pages cost more than the read."""
     scratch: Scratch | None = getattr(_thread, "scratch", None)
     if scratch is None:
         scratch = _thread.scratch = Scratch()
@@ -45,7 +45,7 @@ def thread_scratch() -> Scratch:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadStats:
-    """Statistics of a read: bytes read from files, bytes that came out of decoding, ranged reads.
+    """Statistics of a read: bytes read from files, decoded bytes, ranged reads.
 
     ``read_ns``, ``decode_ns`` and ``copy_ns`` (of values that do not come to lie where they belong at once, their
     conversion included) are nanoseconds, summed over threads.
@@ -64,7 +64,7 @@ class ReadStats:
         return ReadStats(**{name: count + getattr(other, name) for name, count in vars(self).items()})
 
 
-#: Statistics of rows that are in memory already.
+#: Statistics of rows that were already in memory.
 NO_READ = ReadStats()
 
 
@@ -90,7 +90,7 @@ class Staged:
 
 
 class Tally:
-    """Counts of one thread's work on a read; one for all its tasks, since a ReadStats for each would cost more.
+    """Counters of one thread's work on a read, shared by its tasks, since a ReadStats per task would cost more.
 
     ``trace``: called with stage, begin, end and bytes of each piece of work; None while nothing is traced.
     """
@@ -103,7 +103,7 @@ class Tally:
         self.trace: Tracer | None = None
 
     def mark(self, stage: int, begin: int, nbytes: int) -> int:
-        """Count the time since ``begin`` to a stage; return the time now."""
+        """Add the time since ``begin`` to a stage; return the current time."""
         now = time.perf_counter_ns()
         self._ns[stage] += now - begin
         if self.trace is not None:
@@ -124,7 +124,7 @@ class Tally:
 
 
 class Target:
-    """The destination of one run of a plan. Read-only once made, so that any thread may use it.
+    """Destination of one execution of a plan. Immutable, so that any thread may use it.
 
     ``out, out_bytes, out_view``: the destination, 1-D, as values, bytes and a memoryview.
     ``tracer``: of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
@@ -145,7 +145,7 @@ class Target:
 
 
 class Context:
-    """The tables of one plan, and the kind of destination that it is run for. Any thread may use it.
+    """A plan's tables and kind of destination. Any thread may use it.
 
     ``item, out_item``: bytes of one stored and of one destination value.
     """
@@ -158,13 +158,13 @@ class Context:
 
     @property
     def refs(self) -> ChunkRefs:
-        """Places of the plan's chunks."""
+        """Locations of the plan's chunks."""
         assert self.plan.refs is not None
         return self.plan.refs
 
     @property
     def box_strides(self) -> tuple[IntArray, IntArray]:
-        """Strides in bytes of every box, in its chunk and in the destination: ``(num_boxes, ndim)`` each."""
+        """Strides in bytes of every box, in chunk and destination: ``(num_boxes, ndim)`` each."""
         strides = self.tables.box_strides
         if strides is None:
             strides = self.tables.box_strides = self._make_box_strides()
@@ -185,7 +185,7 @@ class Context:
         chunks: Callable[[Places], Iterable[tuple[int, int]]],
         target: Target,
     ) -> None:
-        """Read one range into ``buffers``; unless it was fetched ahead for ``target``.
+        """Read one range into ``buffers``, unless it was prefetched for ``target``.
 
         ``chunks``: gives the chunk row of each item of the read and the end of its bytes in the file, for messages.
         """
@@ -228,6 +228,6 @@ class Context:
             view[places] = converted
 
     def finish(self, begin: int, end: int, target: Target, scratch: Scratch) -> None:
-        """Turn raw values that lie in bytes ``[begin, end)`` of the destination into final ones."""
+        """Convert raw values in bytes ``[begin, end)`` of the destination to final ones."""
         if not self.convert.trivial:
             self.convert.finish(target.out[begin // self.out_item : end // self.out_item], scratch)

@@ -1,4 +1,4 @@
-"""From stored values to the destination's: byte order, CF unpacking, one cast. Bit for bit as xarray computes it."""
+"""Convert stored values to the destination's: byte order, CF unpacking, one cast. Bit for bit as xarray."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _made: Cache[tuple[Converter, Decoding | None]] = Cache(256)
 
 
 def converter(stored: np.dtype[np.generic], decoding: Decoding | None, dtype: np.dtype[np.generic]) -> Converter:
-    """Return the converter for these arguments: the same one while they are the same objects."""
-    key = stored, dtype, id(decoding)  # not its value: 0.0 and -0.0 are equal
+    """Return the converter for these arguments, cached by their identity."""
+    key = stored, dtype, id(decoding)  # by bits, not by value: 0.0 and -0.0 are equal
     found = _made.get(key)
     if found is None:
         found = _made.put(key, (Converter(stored, decoding, dtype), decoding))  # held, so that its id stays its own
@@ -21,7 +21,7 @@ def converter(stored: np.dtype[np.generic], decoding: Decoding | None, dtype: np
 
 
 class Converter:
-    """Turns pieces of stored values into pieces of the destination; used by every thread.
+    """Converts pieces of stored values to the destination's; used by all threads.
 
     ``stored``: dtype of the raw values, byte order included.
     ``in_place``: True if raw bytes may be read straight into the destination and :meth:`finish` does the rest.
@@ -40,21 +40,21 @@ class Converter:
         fills = () if decoding is None else decoding.fill_values
         self._fills = [fill for fill in fills if fill == fill]  # NaN stays NaN
         arithmetic = self._scale is not None or self._offset is not None or bool(self._fills)
-        # Arithmetic happens in the decoding's dtype; another destination dtype gets the result by one cast.
+        # Arithmetic uses the decoding's dtype; other destination dtypes get one cast of the result.
         self._work = decoding.dtype if decoding is not None and arithmetic else dtype
         self.in_place = native == dtype and self._work == dtype
         self.trivial = self.in_place and not self._swapped and not arithmetic
         self._plain = not arithmetic
 
     def finish(self, piece: Array, scratch: Scratch) -> None:
-        """Turn raw values that were read straight into the destination ``piece`` (1-D) into final ones."""
+        """Convert raw values that were read directly into the 1-D ``piece`` of the destination."""
         if self._swapped:
             piece.byteswap(inplace=True)
         if not self._plain:
             self._compute(piece, self._mask(piece, scratch))
 
     def copy(self, piece: Array, raw: Array, scratch: Scratch) -> None:
-        """Convert ``raw`` values into the destination ``piece`` of the same shape."""
+        """Convert ``raw`` values into ``piece`` of the destination, which has the same shape."""
         if self._plain:
             np.copyto(piece, raw, casting="unsafe")
             return

@@ -1,4 +1,4 @@
-"""Strided copies from a buffer to the destination, as few as there can be.
+"""Strided copies from a buffer to the destination, merged into as few as possible.
 
 Neighbouring chunks land at even distances in the destination, so the copies of a whole row of chunks are one copy with
 one more dimension: one call, and writes in the destination's order.
@@ -16,22 +16,22 @@ from scidata.core.types import Array, BoolArray, ByteArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gather:
-    """Copies of one shape and stride by one call of NumPy: rows gathered from all over a file."""
+    """Copies of equal shape and stride done by one NumPy call: rows gathered across a file."""
 
-    # shape, source_strides, dest_strides: of each copy; strides in bytes
+    # shape, source_strides, dest_strides: shared by all copies; strides in bytes
     shape: tuple[int, ...]
     source_strides: tuple[int, ...]
     dest_strides: tuple[int, ...]
-    # source, dest: ``(num,)`` int64: first byte of each in the buffer, and in the destination
+    # source, dest: ``(num,)`` int64: first byte of each in buffer and destination
     source: IntArray
     dest: IntArray
 
     def run(self, buffer: ByteArray, out: ByteArray, dtype: np.dtype[np.generic]) -> None:
-        """Copy values of ``dtype`` as they are."""
+        """Copy values of ``dtype`` unchanged."""
         ndim, nbytes = len(self.shape), dtype.itemsize
         strides = list(zip(self.shape, self.source_strides, self.dest_strides, strict=True))
         while ndim and (strides[ndim - 1][0] == 1 or strides[ndim - 1][1] == nbytes == strides[ndim - 1][2]):
-            ndim, nbytes = ndim - 1, nbytes * self.shape[ndim - 1]  # values that are contiguous in both are one
+            ndim, nbytes = ndim - 1, nbytes * self.shape[ndim - 1]  # values contiguous in both are merged into one
         kind, shape = np.dtype(f"V{nbytes}"), self.shape[:ndim]
         from_, source = at_any_byte(buffer, kind, shape, self.source_strides[:ndim], self.source)
         to, dest = at_any_byte(out, kind, shape, self.dest_strides[:ndim], self.dest)
@@ -41,7 +41,7 @@ class Gather:
 def at_any_byte(
     data: ByteArray, dtype: np.dtype[np.generic], shape: Sequence[int], strides: Sequence[int], places: IntArray
 ) -> tuple[Array, IntArray]:
-    """Return a view of bytes with an item of ``shape`` for every byte that one may begin at, and ``places`` in it.
+    """Return a view with an item of ``shape`` at every possible byte offset, and ``places`` as indices of it.
 
     Strides may be negative; items overlap.
     """
@@ -54,7 +54,7 @@ def at_any_byte(
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """Copies grouped by read, as Python values: indexing NumPy arrays one by one is slow.
+    """Copies grouped by read, as Python values: indexing single items of NumPy arrays is slow.
 
     Read ``i`` has copies ``[bounds[i], bounds[i + 1])``, and gathers. Offsets and strides are in bytes, from the read's
     buffer and from the destination's first byte.
@@ -69,11 +69,11 @@ class Copies:
     dest_strides: list[tuple[int, ...]]
 
 
-#: Copies of a read that are alike are one gather from here on: that costs as much as a few of them (measured).
+#: From this many similar copies on, a gather is used: it costs as much as a few of them (measured).
 _MIN_GATHER = 8
 
-#: Rounds of joining: tiles to rows of tiles, rows to blocks; the sharding codec writes in Morton order, which takes a
-#: round for every doubling.
+#: Rounds of joining: tiles to rows of tiles, rows to blocks; the sharding codec writes in Morton order, which needs a
+#: round for each doubling.
 _MAX_ROUNDS = 10
 
 
@@ -89,12 +89,12 @@ class _Table:
     dest_strides: IntArray
 
     def rows(self, which: IntArray | BoolArray) -> _Table:
-        """Return some of the copies."""
+        """Return the given copies."""
         return _Table(*(getattr(self, name)[which] for name in self.__slots__))
 
     @property
     def form(self) -> IntArray:
-        """All of a copy but its places."""
+        """Shapes and strides of the copies, without locations."""
         return np.concatenate([self.shape, self.source_strides, self.dest_strides], axis=1)
 
 
@@ -108,7 +108,7 @@ def merge_copies(
     dest: IntArray,
     dest_strides: IntArray,
 ) -> Copies:
-    """Join copies of one read that have the same shape and strides and lie at even distances.
+    """Join copies of one read that have equal shape and strides at even distances.
 
     Example: four tiles of ``(2, 2)`` lie one after the other in a read, 16 bytes each, and side by side in the
     destination, 8 bytes apart. They become one copy of shape ``(4, 2, 2)`` with first strides 16 and 8. Copies that
@@ -119,7 +119,7 @@ def merge_copies(
     ``shape, source_strides, dest_strides``: ``(num, ndim)`` int64.
     """
     table = _Table(read, source, dest, shape, source_strides, dest_strides)
-    if not ((np.diff(read) > 0) | (np.diff(dest) > 0)).all():  # neighbours in the destination have equal shapes
+    if not ((np.diff(read) > 0) | (np.diff(dest) > 0)).all():  # neighbours in the destination need equal shapes
         table = table.rows(np.lexsort((dest, read)))
     for _ in range(_MAX_ROUNDS):
         joined = _joined(table)
@@ -139,11 +139,11 @@ def merge_copies(
 
 
 def _joined(table: _Table) -> _Table | None:
-    """Join neighbours at the commonest distance into copies with one more dimension; None if few would be."""
+    """Join neighbours at the commonest distance into copies with one more dimension; None if few could be joined."""
     num = len(table.read)
     if num < 2:
         return None
-    # Copies that may be joined have everything but their places in common.
+    # Joinable copies differ only in location.
     alike = table.read[1:] == table.read[:-1]
     for column in table.form.T:  # ten times faster than a reduction along a short axis
         alike &= column[1:] == column[:-1]
@@ -164,7 +164,7 @@ def _joined(table: _Table) -> _Table | None:
 
 
 def _gathered(table: _Table) -> tuple[_Table, dict[int, list[Gather]]]:
-    """Take out copies of a read that are alike, if they are many: return the others, and the gathers by read."""
+    """Extract similar copies of a read if there are many: return the others, and the gathers by read."""
     read, gathers = table.read, dict[int, list[Gather]]()
     if len(read) < _MIN_GATHER * (1 + np.count_nonzero(read[1:] != read[:-1])):
         return table, gathers
@@ -192,7 +192,7 @@ def _gathered(table: _Table) -> tuple[_Table, dict[int, list[Gather]]]:
 
 
 def _is_commonest(step: IntArray, among: BoolArray) -> BoolArray:
-    """Say where the distance is the one that occurs most often ``among`` the rows given."""
+    """Return which distances equal the most frequent one ``among`` the given rows."""
     if not among.any():
         return among
     key = step[:, 0] * 1_000_003 + step[:, 1]

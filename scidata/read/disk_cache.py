@@ -1,4 +1,4 @@
-"""Rows of bytes by key, kept on local disk: for other epochs, runs and processes, within so many bytes.
+"""Bounded cache of byte rows by key on local disk, for later epochs, runs and processes.
 
 An entry is a file that is written under another name and renamed, so that nobody ever sees a part of one, and never
 changes afterwards. Readers hold no lock: an entry that is evicted meanwhile stays whole for those that have it open.
@@ -30,9 +30,9 @@ from scidata.errors import ConfigError, RefusedError
 _log = logging.getLogger("scidata")
 
 KEY_NBYTES = 32
-_FOLDER = "scidata-parts"  # below the user's, which may hold other things
+_FOLDER = "scidata-parts"  # a folder below the user's, which may hold other files
 _MAGIC, _FORMAT = b"sciparts", 1
-_HEAD = struct.Struct("<8sIIQQ32s")  # magic, format, bytes of the header, rows, bytes of a row, key
+_HEAD = struct.Struct("<8sIIQQ32s")  # magic, format, header bytes, rows, bytes of a row, key
 _CRC = struct.Struct("<I")
 _ALIGNED = 64
 _BLOCK = 4096  # files take whole ones
@@ -40,19 +40,19 @@ _FAN = re.compile(r"[0-9a-f]{2}")
 _ENTRY = re.compile(r"[0-9a-f]{62}\.rows")
 _NEW = re.compile(r"\.new-\w{8}\.rows")
 _TOTAL = struct.Struct("<QI")  # bytes of all entries, and a checksum of that
-_ABANDONED = 600.0  # seconds: a write takes milliseconds, so the process that began this one was killed
-_TOUCHED = 60.0  # seconds for which a use need not be noted again
-_QUIET = 60.0  # seconds without another attempt to write after one has failed
-_PATIENCE = 5.0  # seconds to wait for others that count or evict
-_AFTER_EVICTION = 0.95  # of the bytes: evicting looks at all entries, and is not done for each new one
+_ABANDONED = 600.0  # seconds: a write takes milliseconds, so that an older one's process was killed
+_TOUCHED = 60.0  # seconds during which another use is not recorded
+_QUIET = 60.0  # seconds without write attempts after a failure
+_PATIENCE = 5.0  # seconds to wait for other processes that count or evict
+_AFTER_EVICTION = 0.95  # share of the bytes: evicting lists all entries, and is not done for each new one
 
 
 class _DamagedError(Exception):
-    """An entry is damaged; the message says how."""
+    """A damaged entry; the message describes the damage."""
 
 
 class DiskCache:
-    """Entries of equal rows in a folder that any number of threads, processes and jobs fill and read. Pickles.
+    """Entries of equal-sized rows in a folder, shared by threads, processes and jobs. Pickles.
 
     Each entry has a checksum of its header and one of each row: every read is checked (crc32c takes 0.06 ms a MiB,
     measured, half as long as a copy from the page cache). An entry that is damaged is deleted and counts as not
@@ -67,10 +67,10 @@ class DiskCache:
         self.directory = os.path.abspath(os.path.expanduser(os.fspath(directory)))
         self._root = os.path.join(self.directory, _FOLDER)
         self._max_bytes = max_bytes
-        self._limit = max_bytes  # of this process, once it is known
+        self._limit = max_bytes  # of this process, once known
         self._quiet_until = 0.0
         self._warned: set[str] = set()
-        self.failure = ""  # why the last entry could not be written
+        self.failure = ""  # the reason why the last write failed
 
     def __reduce__(self) -> tuple[object, ...]:
         return DiskCache, (self.directory, self._max_bytes)
@@ -82,7 +82,7 @@ class DiskCache:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, key: bytes, shape: tuple[int, int], wanted: Sequence[tuple[int, memoryview]]) -> bool:
-        """Fill buffers with rows of an entry; return True if it is there, whole, and has all of them right.
+        """Fill buffers with an entry's rows; return True if the entry is there, whole, and all rows are right.
 
         ``key``: ``KEY_NBYTES`` bytes that stand for the content, and nothing else ever.
         ``shape``: rows of the entry, and bytes of a row.
@@ -114,14 +114,14 @@ class DiskCache:
             os.unlink(path)
 
     def drop(self, key: bytes) -> None:
-        """Delete an entry, where it is kept: its content is wrong."""
+        """Delete an entry, if any: its content is wrong."""
         with contextlib.suppress(OSError):
             os.unlink(self._path(key))
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, rows: ByteArray) -> bool:
-        """Keep rows, ``(num_rows, bytes of a row)`` uint8, C-contiguous; return True if they are there now."""
+        """Store rows, ``(num_rows, bytes of a row)`` uint8, C-contiguous; return True if they are in the cache now."""
         path, nbytes = self._path(key), self.entry_nbytes(*rows.shape)
         if os.path.lexists(path):
             return True
@@ -161,7 +161,7 @@ class DiskCache:
                     keep(max(0, total - nbytes))
 
     def _reserve(self, descriptor: int, nbytes: int) -> bool:
-        """Count a new file and make room for it; false if it is too large."""
+        """Count a new file and make room for it; False if it is too large."""
         with self._counted() as (total, keep):
             limit, held = self._find_limit(total), total
             if nbytes > limit:
@@ -170,7 +170,7 @@ class DiskCache:
                 held = self._evict(int(_AFTER_EVICTION * limit) - nbytes)
             if held + nbytes > limit:
                 raise OSError(errno.ENOSPC, "older entries cannot be deleted")
-            os.truncate(descriptor, nbytes)  # from now on counts of the files have this one whole
+            os.truncate(descriptor, nbytes)  # from now on, counts of the files include this one
             keep(held + nbytes)
         return True
 
@@ -182,7 +182,7 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[tuple[int, Callable[[int], None]]]:
-        """Lock the total, and give the bytes of all entries and a function that notes another number."""
+        """Lock the total; yield the bytes of all entries and a function that stores a new total."""
         descriptor = open_own(os.path.join(self._root, "total"), os.O_RDWR | os.O_CREAT)
         try:
             _lock(descriptor)
@@ -200,7 +200,7 @@ class DiskCache:
             os.close(descriptor)
 
     def _evict(self, target: int) -> int:
-        """Delete the entries used longest ago until the others fit into ``target`` bytes; return their bytes."""
+        """Delete least recently used entries until the rest fits into ``target`` bytes; return its bytes."""
         entries = sorted(self._entries())
         total = sum(nbytes for _, nbytes, _ in entries)
         for _, nbytes, path in entries:
@@ -214,7 +214,7 @@ class DiskCache:
         return total
 
     def _entries(self) -> Iterator[tuple[float, int, str]]:
-        """Yield time of last use, size and path of each entry, and of those being written; delete abandoned ones."""
+        """Yield last use, size and path of each entry, also of those being written; delete abandoned ones."""
         for folder in _listed(self._root):
             if not (_FAN.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False)):
                 continue
@@ -222,7 +222,7 @@ class DiskCache:
                 is_new = _NEW.fullmatch(entry.name)
                 if not (is_new or _ENTRY.fullmatch(entry.name)):
                     continue
-                with contextlib.suppress(OSError):  # gone meanwhile
+                with contextlib.suppress(OSError):  # deleted meanwhile
                     status = entry.stat(follow_symlinks=False)
                     if is_new and time.time() - status.st_mtime > _ABANDONED:
                         os.unlink(entry.path)
@@ -231,19 +231,19 @@ class DiskCache:
 
     @property
     def max_bytes(self) -> int:
-        """The bytes that all entries may take; found now if none were given."""
+        """Limit for the bytes of all entries; determined on first use if none was given."""
         if self._limit is None:
             make_own_folder(self._root)
             return self._find_limit(self.num_bytes())
         return self._limit
 
     def num_bytes(self) -> int:
-        """Return the bytes that all entries take; looks at each."""
+        """Return the bytes of all entries; stats each one."""
         return sum(nbytes for _, nbytes, _ in self._entries())
 
     @staticmethod
     def entry_nbytes(num_rows: int, row_nbytes: int) -> int:
-        """Return the bytes on disk of an entry."""
+        """Return an entry's bytes on disk."""
         return _on_disk(_header_nbytes(num_rows) + num_rows * row_nbytes)
 
     def _warn(self, kind: str, text: str) -> None:
@@ -253,7 +253,7 @@ class DiskCache:
 
 
 def make_cache(cache_dir: object, cache_disk_bytes: object) -> DiskCache:
-    """Return the cache of decoded parts in a folder, which need not be there yet."""
+    """Return the cache of decoded parts in a folder, which may be missing."""
     if not isinstance(cache_dir, str | os.PathLike) or not os.fspath(cache_dir):
         raise ConfigError(f"cache_dir={cache_dir!r}: expected a path of a folder, not {type(cache_dir).__name__}")
     path = os.path.expanduser(os.fspath(cache_dir))
@@ -265,7 +265,7 @@ def make_cache(cache_dir: object, cache_disk_bytes: object) -> DiskCache:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock a file; give up where another process, stopped perhaps, holds it for long."""
+    """Lock a file; give up if another process, perhaps a stopped one, holds the lock for long."""
     begin = time.monotonic()
     while True:
         try:
@@ -293,7 +293,7 @@ def _header_nbytes(num_rows: int) -> int:
 
 
 def _header(key: bytes, rows: ByteArray) -> bytes:
-    """Return the header: key and sizes, a checksum of each row, and at the end one of all this."""
+    """Return the header: key, sizes, a checksum per row, and a checksum of the header itself."""
     nbytes = _header_nbytes(len(rows))
     checksums = b"".join([_CRC.pack(crc32c(row.data)) for row in rows])
     head = _HEAD.pack(_MAGIC, _FORMAT, nbytes, *rows.shape, key) + checksums
@@ -324,7 +324,7 @@ def _read_rows(descriptor: int, key: bytes, shape: tuple[int, int], wanted: Sequ
 
 
 def _fill(descriptor: int, view: memoryview, offset: int) -> None:
-    """Read until a buffer is full: one call gives 2 GiB at most."""
+    """Read until a buffer is full: one call returns at most 2 GiB."""
     while view:
         count = os.preadv(descriptor, [view], offset)
         if count == 0:

@@ -1,4 +1,4 @@
-"""One plan being run: checks beforehand, absent chunks, and the list of tasks that threads share."""
+"""Execution of one plan: checks, absent chunks, and the tasks that threads share."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
 from scidata.sources.access.fetches import Range
 
-#: Bytes of a range; of a file of unknown size the bytes and that size; or the error in their place.
+#: Bytes of a range; bytes and size of a file of unknown size; or an error.
 Answer: TypeAlias = bytes | tuple[bytes, int] | Exception
 
 
 class Execution:
-    """One plan for one kind of destination. It may be run any number of times; tasks on any threads, each once a run.
+    """One plan for one kind of destination. May be executed repeatedly; tasks run on any thread, once per execution.
 
     ``tasks, costs, cost``: units of work, and the bytes that each moves or decodes, and all of them.
     ``is_raw``: whether bytes are copied and no more; ``is_whole``: and one local read fills the destination.
@@ -47,7 +47,7 @@ class Execution:
         self._plan, self.is_remote, self.layout = plan, plan.remote, plan.layout
         self._context, self._has_absent = Context(plan, decoding, dtype), bool(len(plan.absent))
         self._is_unseen = plan.refs is not None and plan.refs.unseen
-        self._absent: list[int] = []  # chunks that reads have not found
+        self._absent: list[int] = []  # chunks that reads did not find
         self._allow_missing = allow_missing
         self.is_raw = not plan.layout.codecs and not plan.layout.fallback and self._context.convert.trivial
         self._check_absent(plan.absent, places)
@@ -66,12 +66,12 @@ class Execution:
         self.is_whole = self.is_raw and self._raw is not None and self._raw.is_whole and not self._has_absent
 
     def begin(self, out: Array, places: Places) -> Target:
-        """Begin a run into ``out``, of the chunks in these places: fill absent ones."""
+        """Begin reading chunks at these locations into ``out``: fill absent ones."""
         target = Target(out, places)
         if self._has_absent or self._absent:
             self._fill_absent(target, [*self._plan.absent.tolist(), *self._absent])
         if self.layout.fallback and not self._allow_missing:
-            # the format's own library would read the fill value without a word
+            # the format's own library would silently return the fill value
             found = places.source.locate(self.layout, self._plan.chunks)
             self._check_absent(np.flatnonzero(found.path_index < 0), places)
         return target
@@ -110,7 +110,7 @@ class Execution:
         return tasks, costs
 
     def range_of(self, task: Task, places: Places) -> Range:
-        """Return the range of a URL that a task fetches."""
+        """Return the URL range that a task fetches."""
         reads, (_, row) = self._reads_of(task), task
         url = places.paths[reads.path_index[row]]
         assert isinstance(url, Url)
@@ -120,7 +120,7 @@ class Execution:
         return Range(url, 0, largest_encoded(self.layout.chunk_nbytes), is_first=True)
 
     def run_fetched(self, task: Task, answer: Answer, target: Target, tally: Tally) -> None:
-        """Do a task whose bytes are here; an error in their place is raised with the chunk's name."""
+        """Do a task with its fetched bytes; if these are an error, raise it with the chunk's name."""
         data = self._seen(task, answer, target) if self._is_unseen else answer
         if data is None:
             return
@@ -129,7 +129,7 @@ class Execution:
         self.run([task], target, tally)
 
     def _seen(self, task: Task, answer: Answer, target: Target) -> bytes | Exception | None:
-        """Check the answer for a chunk for which nobody had looked; None if there is none, and it is filled."""
+        """Check the answer for a chunk that was not looked up before; None if it is absent, and filled."""
         reads, row, places = self._reads_of(task), task[1], target.places
         item = int(reads.bounds[row])
         if task[0] == "encoded":
@@ -167,7 +167,7 @@ class Execution:
         return data
 
     def _note_absent(self, task: Task, chunk: int, source: Source) -> None:
-        """Leave a task out of later runs: its chunk is filled as they begin."""
+        """Skip a task in later executions: its chunk is filled at their start."""
         self._absent.append(chunk)
         self.tasks = [each for each in self.tasks if each != task]
         note_absent = getattr(source, "note_absent", None)
@@ -180,7 +180,7 @@ class Execution:
         return reads
 
     def run(self, tasks: Sequence[Task], target: Target, tally: Tally) -> None:
-        """Do some tasks."""
+        """Do the given tasks."""
         tally.trace = target.tracer
         raw: Sequence[int] = ()
         if self._raw is not None:
@@ -211,7 +211,7 @@ class Execution:
         )
 
     def _run_box(self, box: int, target: Target, tally: Tally) -> None:
-        """Read one box through the format's own library."""
+        """Read one box with the format's own library."""
         plan, layout, context, scratch = self._plan, self._plan.layout, self._context, thread_scratch()
         place = []
         for p, i, chunk in zip(plan.pieces, plan.boxes.piece[box].tolist(), layout.chunks, strict=True):

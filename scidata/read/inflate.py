@@ -1,4 +1,4 @@
-"""Inflate zlib and gzip streams: by zlib-ng if it is installed (the extra ``deflate``), else by Python's zlib.
+"""Inflate zlib and gzip streams, with zlib-ng if installed (extra ``deflate``), else with Python's zlib.
 
 zlib-ng is zlib with vector code: it stops at the same sizes and says the same of the same damage. isa-l, as fast on
 average, accepts gzip headers that zlib refuses (tests/bench/README.md).
@@ -18,34 +18,34 @@ _CODECS = {"gzip", "zlib"}
 
 
 class Decompressor(Protocol):
-    """A stream of the standard library that gives no more bytes at once than it is asked for."""
+    """A standard library stream with a limit on the bytes returned at once."""
 
     @property
     def eof(self) -> bool:
-        """Whether the stream's end, with its checksum, was read."""
+        """Whether the stream's end, including its checksum, was read."""
 
     @property
     def unused_data(self) -> bytes:
-        """Bytes behind that end."""
+        """Bytes after the end."""
 
     def decompress(self, data: bytes | memoryview, max_length: int, /) -> bytes:
-        """Decode at most ``max_length`` bytes more."""
+        """Decode at most ``max_length`` further bytes."""
 
 
 class Engine(Protocol):
-    """The part of the module zlib that scidata uses."""
+    """The functions of module zlib that scidata uses."""
 
     @property
     def error(self) -> type[Exception]:
-        """Raised of damaged streams; each engine has its own."""
+        """Raised for damaged streams; each engine has its own."""
 
     def decompressobj(self, wbits: int = ..., /) -> Decompressor:
-        """Open a stream: 15 is zlib, 31 gzip."""
+        """Open a stream: 15 means zlib, 31 gzip."""
 
 
 @cache
 def engine() -> Engine:
-    """Return zlib-ng's module, loaded with the first stream, or Python's zlib."""
+    """Return zlib-ng's module, loaded on first use, or Python's zlib."""
     try:
         from zlib_ng import zlib_ng
     except ImportError:
@@ -54,7 +54,7 @@ def engine() -> Engine:
 
 
 def decoder_text(layouts: Iterable[ArrayLayout]) -> str | None:
-    """Say which library inflates arrays; None if scidata inflates none of them."""
+    """Name the library that inflates arrays; None if scidata inflates none of them."""
     names = sorted(_CODECS & {codec.name for each in layouts if not each.fallback for codec in each.codecs})
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""Where the chunks of one read lie: all in which reads differ that are planned and run by the same tables."""
+"""Chunk locations of one read: the only difference between reads that share plans and tables."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from scidata.plan.array import ArrayPlan, Locate, moved_plan
 from scidata.plan.chunk_tables import Tables
 from scidata.plan.spans import Reads, dest_strides, element_strides
 
-_FEW = 32  # chunks of a read that are found one by one, if they lie like those of another
-#: About the memory that places of such a read take, and their share for each chunk.
+_FEW = 32  # chunks per read that are found one by one when matching another read's layout
+#: Approximate memory of such a read's locations, and the share of each chunk.
 _BYTES, _BYTES_A_CHUNK = 512, 256
 
 
 def expecting(source: Source) -> Locate:
-    """Return the function that finds chunks for a read: behind URLs the read itself may tell which are there."""
+    """Return the lookup function for a read's chunks; behind URLs the read itself may find absent ones."""
     found: Locate = getattr(source, "expect", source.locate) if is_url(source.path) else source.locate
     return found
 
 
 class Places:
-    """Where the chunks of one read lie, and their plan, which names them in messages.
+    """Chunk locations of one read, and its plan, which names chunks in messages.
 
     Those of many samples are kept: each is one object, of which the garbage collector takes note.
 
@@ -50,7 +50,7 @@ class Places:
 
     @property
     def plan(self) -> ArrayPlan:
-        """The plan; of chunks that lie like others' it is made if it is asked for."""
+        """The plan; derived on first use if only moved from another read's."""
         plan = self._plan
         if isinstance(plan, tuple):
             first, by, rows = plan
@@ -59,17 +59,17 @@ class Places:
 
     @property
     def refs(self) -> ChunkRefs:
-        """Places of the chunks, as they were planned."""
+        """Chunk locations as planned."""
         assert self.plan.refs is not None
         return self.plan.refs
 
     def where(self, chunk_row: int) -> str:
-        """Name a chunk for a message."""
+        """Return a chunk's name for messages."""
         chunk = tuple(self.plan.chunks[chunk_row].tolist())
         return f"{self.layout.store}: field {self.layout.name!r}, chunk {chunk}"
 
     def take(self, plan: ArrayPlan) -> None:
-        """Take the places of a plan in which they are known."""
+        """Take over the locations of a plan that has all of them."""
         self._plan, refs = plan, plan.refs
         if refs is None:
             return
@@ -90,7 +90,7 @@ class Places:
 
 
 class Alike:
-    """The chunks of a plan, whose tables serve reads of others that lie alike, each local and there.
+    """The chunks of a plan whose tables also serve reads of equal layout, if all chunks are local and present.
 
     ``are_apart``: whether each chunk is a read of its own: the only one, or in a file of its own.
     ``num_bytes``: about the memory that the places of one read take.
@@ -112,7 +112,7 @@ class Alike:
 
     @classmethod
     def of(cls, plan: ArrayPlan) -> Alike | None:
-        """Describe the chunks of a plan; None if they are many, of several kinds, or a size makes no sense."""
+        """Describe a plan's chunks; None if they are many, of several kinds, or of invalid size."""
         refs = plan.refs
         if refs is None or plan.remote or not 0 < plan.num_chunks <= _FEW or len(plan.absent):
             return None
@@ -123,16 +123,16 @@ class Alike:
         if min(sizes) < least or max(sizes) > most:
             return None
         found = cls(plan, refs)
-        # chunks that are read in place have tables by where they lie in the bytes read
+        # chunks read in place have tables by their offsets in the bytes read
         is_in_place = bool(plan.layout.codecs) and all(codec.name == "crc32c" for codec in plan.layout.codecs)
         return None if is_in_place and not found.are_apart else found
 
     def fill(self, places: Places, find: FindChunk, num: int, rows: Sequence[int]) -> bool:
-        """Find the chunks that are ``num`` further on in the grid's order; false if they do not lie alike.
+        """Find the chunks ``num`` further on in grid order; False if their layout differs.
 
         Also where there is something to say of one. ``rows``: raw chunks are read so many rows further on inside.
         """
-        if self._is_one and (self._raw is None or len(self._raw) == 1):  # most often: in the fewest steps
+        if self._is_one and (self._raw is None or len(self._raw) == 1):  # the most frequent case, in the fewest steps
             place = find(self._numbers[0] + num)
             if place is None:
                 return False

@@ -1,4 +1,4 @@
-"""Run the reads of encoded chunks: decode straight into the destination, or into scratch and copy from there."""
+"""Execute reads of encoded chunks: decode into the destination, or into scratch and copy."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from scidata.read.pattern_tables import EncodedTables
 from scidata.read.places import Places
 from scidata.sources.access.files import files
 
-#: Blosc blocks are decoded alone where at most this part of a chunk is wanted, and the chunk is worth the bookkeeping.
+#: Blosc blocks are decoded individually if at most this share of a chunk is wanted and the chunk is large enough.
 _PARTIAL_FRACTION = 0.75
 _PARTIAL_MIN = 64 << 10
 
-#: Of encoded chunks at least as large, only the blocks that are decoded are read, after the table that says where they
-#: lie: another read costs some microseconds, and over a network a round trip.
+#: For encoded chunks at least this large, only the wanted blocks are read, after the block table: another
+#: read costs some microseconds, and over a network a round trip.
 _BLOCKWISE_MIN = 256 << 10
 _HEAD = 4 << 10  # header and table of a thousand blocks
 
 
 def decodes_whole(wanted: int, nbytes: int) -> bool:
-    """Whether a Blosc chunk of ``nbytes`` is decoded as one where so many of its bytes are wanted."""
+    """Return True if a Blosc chunk of ``nbytes`` is decoded whole when this many of its bytes are wanted."""
     return wanted > _PARTIAL_FRACTION * nbytes or nbytes < _PARTIAL_MIN
 
 
 class EncodedRun:
-    """The reads of encoded chunks of one plan; :meth:`run` may be called from any thread, once per read."""
+    """A plan's reads of encoded chunks; :meth:`run` may be called from any thread, once per read."""
 
     def __init__(self, context: Context, chunks: EncodedChunks, reads: Reads, places: Places) -> None:
         self._context, self._chunks, self._reads = context, chunks, reads
         self._path_index, self._bounds = reads.path_index.tolist(), reads.bounds.tolist()
         self._pipelines = self._make_pipelines()
         kinds = set(self._pipelines)
-        self._in_place = all(p.is_crc32c for p in kinds)  # decoding only checks: no decoded copy
+        self._in_place = all(p.is_crc32c for p in kinds)  # decoding only checks, without a decoded copy
         self._is_blosc = all(p.is_blosc for p in kinds)
         refs = context.refs
         self._sums: list[int] | None = None if refs.checksums is None else refs.checksums[chunks.chunk_row].tolist()
-        # of each chunk in the bytes read, where it is copied from there
+        # offset of each chunk in the bytes read, for chunks copied from there
         place = np.array(places.begins, np.int64) if self._in_place else None
         key = None if place is None else place.tobytes()
         self._tables = context.tables.encoded.get_or_make(key, lambda: self._make_tables(place))
@@ -89,7 +89,7 @@ class EncodedRun:
         """
         context, tables, places, scratch = self._context, self._tables, target.places, thread_scratch()
         first, stop, nbytes = self._bounds[row], self._bounds[row + 1], places.nbytes[row]
-        if not nbytes:  # all of a file, as large as it turned out to be
+        if not nbytes:  # the whole file, in its actual size
             data = target.arrived["encoded", row]
             nbytes = 0 if isinstance(data, Exception) else len(data)
             assert isinstance(places.ends, list)
@@ -122,14 +122,14 @@ class EncodedRun:
             tally.mark(COPY, now, decoded)
 
     def _fetch(self, row: int, buffers: list[ByteBuffer], target: Target, skip: int = 0) -> None:
-        """Read the bytes of one read, from ``skip`` on."""
+        """Read one read's bytes from ``skip`` on."""
         path, offset = target.places.paths[self._path_index[row]], target.places.offset[row] + skip
         if target.arrived or not files().read_at_once(path, offset, *buffers):
             chunks = functools.partial(self._chunks_of, row)
             self._context.fetch(("encoded", row), path, offset, buffers, chunks, target)
 
     def _decode_blosc(self, items: range, buffer: Bytes, into: Bytes, place: list[int], places: Places) -> int:
-        """Decode whole chunks, in the fewest steps: they may be small."""
+        """Decode whole, possibly small, chunks in the fewest steps."""
         decoder, pipelines, begin, end = blosc.Decoder(buffer, into), self._pipelines, places.begins, places.ends
         decoded = 0
         for i in items:
@@ -151,7 +151,7 @@ class EncodedRun:
         return decoded
 
     def _decode(self, i: int, data: Bytes, values: Bytes, target: Target, scratch: Scratch) -> int:
-        """Decode one chunk to its place; return the bytes decoded."""
+        """Decode one chunk into place; return the number of decoded bytes."""
         context, tables, pipeline = self._context, self._tables, self._pipelines[i]
         if tables.direct[i]:
             begin = tables.dest[i]
@@ -167,7 +167,7 @@ class EncodedRun:
         return pipeline.nbytes
 
     def _read_checked(self, row: int, items: range, target: Target, scratch: Scratch, tally: Tally) -> None:
-        """Read chunks that only carry a checksum, whole ones straight into place, and the checksums beside."""
+        """Read chunks with only a checksum: whole ones straight into place, with checksums beside."""
         context, tables, places = self._context, self._tables, target.places
         begins, ends, now = places.begins, places.ends, time.perf_counter_ns()
         sums, values = scratch.get("sums", 4 * len(items)), scratch.get("read", places.nbytes[row])
@@ -218,7 +218,7 @@ class EncodedRun:
         return (plan.boxes.gather(plan.pieces, "start") * (strides // step)).sum(axis=1)
 
     def _make_copies(self, copied: IntArray, box_source: IntArray, place: IntArray) -> Copies:
-        """Return the copies of the chunks ``copied``, in the order of the reads."""
+        """Return the copies for the chunks ``copied``, in read order."""
         context, reads = self._context, self._reads
         plan, (source_strides, strides) = context.plan, context.box_strides
         bounds, rows = plan.boxes.bounds, self._chunks.chunk_row[copied]
@@ -238,11 +238,11 @@ class EncodedRun:
         )
 
     def _reads_blocks(self, i: int, places: Places) -> bool:
-        """Return True if it pays to read no more of a chunk than the Blosc blocks that are wanted."""
+        """Return True if reading only a chunk's wanted Blosc blocks pays off."""
         return self._pipelines[i].is_blosc and places.ends[i] - places.begins[i] >= _BLOCKWISE_MIN
 
     def _run_blocks(self, row: int, items: range, target: Target, scratch: Scratch, tally: Tally) -> None:
-        """Do one read of chunks of which some blocks are read and decoded."""
+        """Do one read of chunks with only some blocks read and decoded."""
         values = scratch.get("values", self._tables.room[row])
         for i in items:
             slot = self._tables.slot[i]
@@ -256,7 +256,7 @@ class EncodedRun:
             tally.mark(COPY, now, values.size)
 
     def _read_blocks(self, row: int, i: int, dest: Bytes, target: Target, scratch: Scratch, tally: Tally) -> None:
-        """Read the block table of one chunk, then the blocks wanted, each to its own place in a buffer for all."""
+        """Read one chunk's block table, then the wanted blocks, each into its place in a shared buffer."""
         now = time.perf_counter_ns()
         begin = target.places.begins[i]
         encoded = target.places.ends[i] - begin
@@ -288,7 +288,7 @@ class EncodedRun:
         tally.decoded += decoded
 
     def _needed_blocks(self, i: int, header: blosc.ChunkHeader) -> BoolArray:
-        """Return which Blosc blocks of a chunk hold a wanted element: ``(num_blocks,)`` bool."""
+        """Return the Blosc blocks of a chunk with a wanted element: ``(num_blocks,)`` bool."""
         known = self._tables.blocks.get((i, header.blocksize))
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""Run the reads of raw chunks: bytes straight into the destination, or through scratch and a strided copy."""
+"""Execute reads of raw chunks: bytes into the destination, or through scratch and a strided copy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from scidata.read.pattern_tables import RawTables
 from scidata.read.places import Places
 from scidata.sources.access.files import files
 
-#: Pieces of a read, or reads, that are many enough for NumPy's calls to pay.
+#: Number of pieces of a read, or of reads, from which NumPy calls pay off.
 _MANY = 32
-#: Larger reads come alone: a copy of their own costs little beside them.
+#: Larger reads are not grouped: the cost of a separate copy is small for them.
 _MAX_GROUPED = 256 << 10
 
 
 class RawRun:
-    """The raw reads of one plan; :meth:`run` may be called from any thread, once for each group of reads."""
+    """A plan's raw reads; :meth:`run` may be called from any thread, once per group of reads."""
 
     def __init__(self, context: Context, reads: Reads, places: Places) -> None:
         self._context, self._reads = context, reads
@@ -49,14 +49,14 @@ class RawRun:
         return not context.is_remote and tables.direct == [True] and tables.single == [slice(0, nbytes)]
 
     def run(self, groups: Sequence[int], target: Target, tally: Tally) -> None:
-        """Do some groups of reads."""
+        """Do the given groups of reads."""
         tables = self._tables
         nbytes = sum(map(tables.room.__getitem__, groups))
         tally.fetched += nbytes
         tally.decoded += nbytes
-        rows = list(map(tables.groups.__getitem__, groups))  # the first of each
+        rows = list(map(tables.groups.__getitem__, groups))  # first one of each
         if not all(map(tables.direct.__getitem__, rows)) or not self._context.convert.trivial:
-            for group in groups:  # other stages lie between
+            for group in groups:  # other stages are between
                 self._run_one(group, target, tally)
             return
         began = time.perf_counter_ns()
@@ -64,7 +64,7 @@ class RawRun:
         paths, offset, out, single = target.places.paths, target.places.raw, target.out_view, tables.single
         path_index, read_at_once = tables.path_index, files().read_at_once
         for row in rows:
-            # the common case without a layer between: Python's calls would cost a tenth of a read of 512 KiB
+            # fast path of the common case: Python calls would cost a tenth of a read of 512 KiB
             whole = single[row]
             if whole is None or not read_at_once(paths[path_index[row]], offset[row], out[whole]):
                 self._read_direct(row, target, thread_scratch())
@@ -95,7 +95,7 @@ class RawRun:
         if not target.arrived:
             path = places.paths[self._tables.path_index[first]]
             first += files().read_each(path, places.raw[first:stop], map(view.__getitem__, place[first:stop]))
-        for row in range(first, stop):  # a read that did not work at once fails here with the chunk's name
+        for row in range(first, stop):  # a read that failed above raises here with the chunk's name
             self._fetch(row, [buffer[place[row]]], target)
 
     def _fetch(self, row: int, buffers: list[ByteBuffer], target: Target) -> None:
@@ -113,7 +113,7 @@ class RawRun:
         return self._context.plan.boxes.chunk_row[self._spans.box]
 
     def _check_sizes(self, places: Places) -> None:
-        """Check the sizes of raw chunks; once for a pattern, of which they are a part."""
+        """Check raw chunk sizes, once per pattern, since a pattern fixes them."""
         context, rows = self._context, np.unique(self._chunk)
         shapes = context.layout.chunk_shapes(context.plan.cut.chunks[rows])
         found = context.refs.nbytes[rows]
@@ -140,7 +140,7 @@ class RawRun:
         last = np.append(first[1:], len(offset)) - 1
         bounds = np.searchsorted(first, reads.bounds)
         direct = spans.direct[reads.bounds[:-1]] & context.convert.in_place
-        if not context.is_remote:  # small pieces, if they are many, are faster copied than read in place
+        if not context.is_remote:  # many small pieces are copied faster than read in place
             num = np.diff(bounds)
             wanted = np.add.reduceat(spans.nbytes, reads.bounds[:-1])
             direct &= (wanted >= MIN_DIRECT * num) | ((num < _MANY) & (len(num) < _MANY))
@@ -164,7 +164,7 @@ class RawRun:
         )
 
     def _group(self, direct: BoolArray) -> tuple[IntArray, IntArray]:
-        """Return the bounds of groups of reads, and the first byte of each read in its group's buffer."""
+        """Return the bounds of read groups, and each read's first byte in its group's buffer."""
         reads, num = self._reads, len(direct)
         total = np.cumsum(reads.nbytes)
         before = total - reads.nbytes

@@ -1,4 +1,4 @@
-"""Zstandard by the library that numcodecs uses, with a context that each thread keeps.
+"""Zstandard through numcodecs' library, with one context per thread.
 
 numcodecs makes a context for each chunk, which takes a fifth to a quarter of decoding 50 kB.
 """
@@ -14,7 +14,7 @@ from scidata.read.blosc import Bytes, address
 
 
 def _library() -> ctypes.CDLL | None:
-    """Return the library with the types of its functions; None if a build hides them."""
+    """Return the library with its function types; None if a build hides its functions."""
     try:
         library = ctypes.CDLL(zstd.__file__)
         library.ZSTD_createDCtx.restype = ctypes.c_void_p
@@ -30,7 +30,7 @@ _LIBRARY = _library()
 
 
 class _Context:
-    """Tables and workspace of the decoder, for one thread at a time; ``address`` is None without memory."""
+    """Decoder tables and workspace for one thread at a time; ``address`` is None without memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.address: int | None = library.ZSTD_createDCtx()

@@ -234,6 +234,8 @@ def collate(samples: Sequence[Sample] | Sequence[JoinedSample]) -> Sample | Join
     """
     if isinstance(samples, Sample | JoinedSample | LocalFields | LocalPart | JoinedPart):
         return samples  # of torch's loader with batch_size=None
+    if not isinstance(samples, Sequence):
+        raise FieldMismatchError(f"collate makes a batch of a list of samples, not of {type(samples).__name__}")
     if samples and all(isinstance(sample, LocalFields) for sample in samples):
         return stacked(samples)  # type: ignore[arg-type, return-value]  # in a worker of torch's loader
     joined = [sample for sample in samples if isinstance(sample, JoinedSample)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -72,15 +73,29 @@ def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], _T]) -> _T:
     return of_mesh(mesh).specs.get_or_make(key, make)
 
 
-def by_axis(
-    given: Mapping[int, _T] | Mapping[str, _T] | Mapping[int | str, _T], axes: tuple[MeshAxis, ...]
-) -> dict[int, _T]:
-    """Index values that are given by an axis's name or number by its number."""
+def by_axis(given: Mapping[Any, Any], axes: tuple[MeshAxis, ...], entry: Callable[[Any], _T]) -> dict[int, _T]:
+    """Index values that are given by an axis's name or number by its number, as ``entry`` converts them.
+
+    Raises ShardLayoutError: no mapping, an unknown axis, or a value that ``entry`` does not take.
+    """
     names = {axis.name: i for i, axis in enumerate(axes)}
+    if not isinstance(given, Mapping):
+        raise ShardLayoutError(f"expected a dict by mesh axis, such as {{{axes[0].name!r}: ...}}, not {given!r}")
     result = {}
     for key, value in given.items():
-        index = names.get(key, -1) if isinstance(key, str) else key
-        if not 0 <= index < len(axes):
+        i = names.get(key, -1) if isinstance(key, str) else key
+        if i not in range(len(axes)):
             raise ShardLayoutError(f"sizes for mesh axis {key!r}, but the mesh has {list(names)}")
-        result[index] = value
+        try:
+            result[i] = entry(value)
+        except TypeError:
+            num = axes[i].size
+            raise ShardLayoutError(
+                f"axis {key!r}: expected an entry for each of its {num} ranks, not {value!r}"
+            ) from None
     return result
+
+
+def as_sizes(given: Iterable[int] | None) -> list[int] | None:
+    """Return sizes as integers, None unchanged; raises TypeError for anything else."""
+    return None if given is None else [*map(index, given)]

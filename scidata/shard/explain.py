@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch.overrides import TorchFunctionMode
 
+from scidata.errors import ConfigError
 from scidata.shard.attention.algorithms import note_algorithm
 from scidata.shard.comm.transport import count_sent
 from scidata.shard.compile import regions_of
@@ -104,6 +105,8 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
     torch.nn.functional.conv2d           0  conv  Shard(2) on 'domain' sizes (8,), global shape (1, 3, 8, 8) -> ...
     1 operations, 0 bytes sent by this rank
     """
+    if not callable(model):
+        raise ConfigError(f"model: expected a module or a function, not {type(model).__name__}")
     with gathered(quiet=True) as gathering, _Recorder(gathering) as recorder:
         result = model(*args, **kwargs)
     compiled = [str(region) for region in regions_of(model)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, overload
+from operator import index
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.bounds import chunk_sizes
 from scidata.errors import ShardLayoutError
-from scidata.shard.axes import by_axis, kept_spec, mesh_axes
+from scidata.shard.axes import as_sizes, by_axis, kept_spec, mesh_axes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, group_size, with_dim
@@ -146,27 +147,26 @@ def spec_of_dtensor(tensor: DTensor) -> ShardSpec:
 
 def target_spec(spec: ShardSpec, placements: Sequence[Placement], sizes: Sizes | None) -> ShardSpec:
     """Return the spec for ``placements`` and ``sizes``; sizes are kept if the same dim stays sharded."""
-    given: dict[int | str, Sequence[int]] = {
+    kept = {
         axis: spec.sizes_of(axis)
         for axis, (dim, new) in enumerate(zip(spec.dims, placements, strict=False))
         if dim is not None and dim_of(new, spec.ndim) == dim
     }
-    for axis, new_sizes in by_axis(sizes or {}, spec.axes).items():
-        given[axis] = new_sizes
+    given: Any = kept | by_axis(sizes or {}, spec.axes, as_sizes)
     return ShardSpec.even(spec.device_mesh, placements, spec.global_shape, given)
 
 
 def spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shapes: Shapes) -> ShardSpec:
     """Make a spec from the explicit local shapes along each mesh axis, checked against the own part."""
-    given = tuple([(axis, tuple(map(tuple, each))) for axis, each in shapes.items()])
-    return kept_spec(
-        mesh, (local.shape, tuple(placements), given), lambda: _spec_of_shapes(local, mesh, placements, shapes)
-    )
+    parts = by_axis(shapes, mesh_axes(mesh), lambda given: tuple([tuple(map(index, shape)) for shape in given]))
+    key = local.shape, tuple(placements), *parts.items()
+    return kept_spec(mesh, key, lambda: _spec_of_shapes(local, mesh, placements, parts))
 
 
-def _spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shapes: Shapes) -> ShardSpec:
+def _spec_of_shapes(
+    local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], parts: Mapping[int, tuple[tuple[int, ...], ...]]
+) -> ShardSpec:
     axes = mesh_axes(mesh)
-    parts = {axis: [tuple(map(int, shape)) for shape in given] for axis, given in by_axis(shapes, axes).items()}
     own, global_shape = tuple(local.shape), list(local.shape)
     sizes: dict[int | str, Sequence[int]] = {}
     for i, (axis, placement) in enumerate(zip(axes, placements, strict=False)):

@@ -21,7 +21,7 @@ from scidata.core.bounds import bounds_of
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
-from scidata.shard.axes import KEPT, MeshAxis, by_axis, kept_spec, mesh_axes, of_mesh
+from scidata.shard.axes import KEPT, MeshAxis, as_sizes, by_axis, kept_spec, mesh_axes, of_mesh
 from scidata.shard.sizes import even_parts, facts_of
 
 #: Sizes by mesh axis, number or name.
@@ -154,10 +154,11 @@ class ShardSpec:
     ) -> ShardSpec:
         """Split as evenly as possible along axes that ``sizes`` (by mesh axis, index or name) leaves out."""
         axes, shape = mesh_axes(device_mesh), tuple(int(n) for n in global_shape)
-        given = by_axis(sizes or {}, axes)
+        given = by_axis(sizes or {}, axes, as_sizes)
         parts: list[tuple[int, ...] | None] = []
         for i, (axis, placement) in enumerate(zip(axes, placements, strict=False)):
-            dim, wanted = dim_of(placement, len(shape)), given.get(i)
+            dim = dim_of(placement, len(shape))
+            wanted: Sequence[int] | None = given.get(i)
             if wanted is None and dim is not None:
                 wanted = even_parts(shape[dim], axis.size)
             parts.append(None if wanted is None else facts_of(wanted).sizes)

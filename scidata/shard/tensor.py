@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError
 from scidata.shard import layouts
+from scidata.shard.axes import as_sizes, by_axis
 from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.dispatch import dispatch
 from scidata.shard.memory import dense, laid_out, memory_of, memory_of_parts, own_strides
@@ -344,9 +345,12 @@ class ShardTensor(ShardBase):
                 "use full_tensor() and scatter_tensor()"
             )
         self.refresh()
+        if placements is not None:
+            layouts.check_layout(None, placements)
         wanted = self.placements if placements is None else tuple(placements)
+        given = by_axis(sizes or {}, self.spec.axes, as_sizes)
         # the target has the sizes, so that their ids stay theirs
-        parts = [(axis, None if each is None else id(facts_of(each).sizes)) for axis, each in (sizes or {}).items()]
+        parts = [(axis, None if each is None else id(facts_of(each).sizes)) for axis, each in given.items()]
         make = partial(layouts.target_spec, self.spec, wanted, sizes)
         target = self.spec.plans.get_or_make(("redistribute", wanted, *parts), make)
         if (target.dims, target.sizes) == (self.spec.dims, self.spec.sizes):

@@ -57,6 +57,10 @@ def test_equal_layouts_are_equal_and_hash_alike():
         ([Shard(0), Replicate()], (10, 4), {"h": (5, 3, 2)}, "has 2 ranks"),
         ([Shard(0), Replicate()], (10, 4), {"w": (2, 2)}, "which replicates"),
         ([Shard(0), Replicate()], (10, 4), {"x": (5, 5)}, "the mesh has"),
+        ([Shard(0), Replicate()], (10, 4), [(5, 5)], "a dict by mesh axis"),
+        ([Shard(0), Replicate()], (10, 4), {"h": "55"}, "integers for each of its 2 ranks"),
+        ([Shard(0), Replicate()], (10, 4), {"h": 5}, "integers for each"),
+        ([Shard(0), Replicate()], (10, 4), {"h": (5.0, 5)}, "integers for each"),
     ],
 )
 def test_contradictions_raise_with_numbers(placements, shape, sizes, message):
@@ -103,6 +107,12 @@ def test_explicit_shapes_are_checked_against_the_own_part():
             ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes={})
         with pytest.raises(ShardLayoutError, match='"infer" or a dict'):
             ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes="chunk")
+        with pytest.raises(ShardLayoutError, match="integers for each of its 3 ranks"):
+            ShardTensor.from_local(local, mesh, [Shard(1)], sharding_shapes={0: [2, 2, 2]})
+        with pytest.raises(ShardLayoutError, match="one for each axis"):
+            x.redistribute(mesh, Shard(0))
+        with pytest.raises(ShardLayoutError, match="a dict by mesh axis"):
+            x.redistribute(sizes=[[3, 2, 2]])
         with pytest.raises(ShardLayoutError, match="not a ShardTensor"):
             ShardTensor.from_local(x, mesh, [Shard(1)])
         with pytest.raises(ShardLayoutError, match="the layout gives this rank"):

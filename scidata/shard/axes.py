@@ -91,7 +91,7 @@ def by_axis(given: Mapping[Any, Any], axes: tuple[MeshAxis, ...], entry: Callabl
         except TypeError:
             num = axes[i].size
             raise ShardLayoutError(
-                f"axis {key!r}: expected an entry for each of its {num} ranks, not {value!r}"
+                f"axis {key!r}: expected integers for each of its {num} ranks, not {value!r}"
             ) from None
     return result
 

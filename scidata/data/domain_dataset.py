@@ -226,7 +226,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         >>> scidata.open_dataset("era5.zarr").plan(0).bytes_wanted > 0
         True
         """
-        return self._plan(index, self.rank if rank is None else rank)
+        return self._plan(as_index(index), self.rank if rank is None else rank)
 
     def _plan(self, index: int, rank: int) -> ReadPlan:
         return self.reader.plan(index, rank)

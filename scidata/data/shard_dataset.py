@@ -145,6 +145,8 @@ class TensorSource:
         check_known("shard_dataset: no field", self._fields or (), first, " in a sample")
         if isinstance(dims, Mapping):
             check_known("dims: no field", dims, first, " in a sample")
+        elif dims is not None:
+            dims = names_of("dims", dims)
         self.arrays = {name: self._layout(name, first[name], dims) for name in self._fields or first}
         self._files = Files((), f"{self.path} {self.witness(0)}".encode())
 

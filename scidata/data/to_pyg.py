@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import check_mapping, optional_module
+from scidata.core.checks import check_mapping, names_of, optional_module
 from scidata.core.index_map import IndexMap
 from scidata.data.topology import EdgeType, Place, Topology
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -202,7 +202,7 @@ def _groups(sample: _Fields, asked: Mapping[str, Columns | EdgeColumns | None]) 
             by_entity = {"edge" if edges else topology.entity: given}
         check_mapping(key, by_entity, "{('grid', 'to', 'mesh'): 'length'}" if edges else "{'grid': 'u'}")
         for entity, names in by_entity.items() if isinstance(by_entity, Mapping) else ():
-            fields = (names,) if isinstance(names, str) else tuple(names)
+            fields = tuple(names_of(key, names))
             known = entity_named(topology, entity, edges=edges)
             for name in fields:
                 sample.rows_first(name, entity=known)  # checked before anything is sent

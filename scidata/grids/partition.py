@@ -218,8 +218,9 @@ def _bounds_of(
     """Cut the selected rows of one dimension; ``chunk``: of ``make_partition`` along it."""
     rows = num_rows_of(selected)
     if costs is not None:
-        if len(np.asarray(costs)) != rows:
-            raise ConfigError(f"weights have {len(np.asarray(costs))} values for {rows} selected rows")
+        if np.shape(costs)[:1] != (rows,):
+            given = f"{len(np.asarray(costs))} values" if np.ndim(costs) else f"one number, {costs!r},"
+            raise ConfigError(f"weights have {given} for {rows} selected rows")
         return weighted_bounds(costs, num_parts, align=align)
     if not isinstance(kind, str):
         return explicit_bounds(kind, rows, num_parts)

@@ -218,6 +218,7 @@ class DataLoader(BaseLoader[BatchT]):
             flags={
                 "pin_memory": pin_memory, "persistent_workers": persistent_workers, "in_order": in_order,
                 "watch": watch, "transform_stream": transform_stream,
+                **({} if shuffle is None or isinstance(shuffle, str) else {"shuffle": shuffle}),
             },
         )  # fmt: skip
         order = shuffle if isinstance(shuffle, str) else bool(shuffle)

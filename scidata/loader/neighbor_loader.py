@@ -122,8 +122,8 @@ class NeighborLoader(DataLoader[Any]):
         name, reader = type(self).__name__, dataset.reader
         if not isinstance(reader, StoreReader) or "edge" not in reader.entities or reader.subsample is not None:
             raise ConfigError(
-                f"{name}: {reader.path} is no store of one node set with edges, read whole; write one with scidata "
-                "partition --edges, and open it without subsample="
+                f"{name}: {getattr(reader, 'path', dataset)} is no store of one node set with edges, read whole; "
+                "write one with scidata partition --edges, and open it without subsample="
             )
         if dataset.transform is not None:
             raise ConfigError(f"{name}: the data set's transform is of whole samples; give the loader one of Data")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from scidata.core.checks import check_mapping
 from scidata.core.types import AnyArray
 from scidata.errors import ConfigError
 from scidata.meshes.sets.grids import reduced_gaussian
@@ -34,6 +35,7 @@ def resolved_nodes(nodes: Mapping[str, Any]) -> dict[str, str]:
     all latitudes from north to south, or those of the northern half. Raises ConfigError: a file that has no table, or
     one that is no grid's.
     """
+    check_mapping("nodes", nodes, "{'mesh': 'icosahedron:4'}")
     found = {}
     for name, rule in nodes.items():
         if isinstance(rule, Sequence | np.ndarray) and not isinstance(rule, str):

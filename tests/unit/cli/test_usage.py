@@ -278,6 +278,12 @@ def test_calls_with_one_thing_wrong(folder, tmp_path):
         "sampler=3": [lambda: scidata.DataLoader(ds, sampler=3)],
         "collate_fn=3": [lambda: scidata.DataLoader(ds, collate_fn=3)],
         "generator=3": [lambda: scidata.DataLoader(ds, generator=3)],
+        "shuffle=3": [lambda: scidata.DataLoader(ds, shuffle=3)],
+        "no store of one node set": [lambda: scidata.NeighborLoader(ds, [2])],
+        "dims=3": [lambda: scidata.shard_dataset([torch.zeros(2)], mesh, dims=3)],
+        "nodes=3": [lambda: scidata.partition(folder / "m.h5", folder / "m.store", nodes=3)],
+        "model: expected a module": [lambda: scidata.explain(None)],
+        "a list of samples": [lambda: scidata.collate(3)],
         "='no': expected True or False": [
             lambda: scidata.DataLoader(ds, pin_memory="no"),
             lambda: scidata.DataLoader(ds, in_order="no"),

@@ -65,6 +65,7 @@ def test_weights_balance_and_bounds_per_dim():
         ({"bounds": [0, 241]}, ConfigError, "dimension 'latitude': 3 ranks need 4 bounds"),
         ({"bounds": {"longitude": "even"}}, ConfigError, "not sharded"),
         ({"weights": [1, 2]}, ConfigError, "2 values for 241"),
+        ({"weights": 3}, ConfigError, "one number, 3, for 241"),
         ({"isel": {"latitude": 3}}, ConfigError, "cannot be sharded"),
         ({"isel": {"latitude": slice(10, 10)}}, ConfigError, "no rows of 'latitude'"),
         ({"align": 8}, ConfigError, "crop to 240"),

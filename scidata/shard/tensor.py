@@ -283,7 +283,18 @@ class ShardTensor(ShardBase):
         return exchange_halo(self.local, self.spec, self.halo)
 
     def as_subclass(self, cls: type[Tensor]) -> Tensor:  # type: ignore[override]  # torch asks no rule for it
-        """Return the tensor itself, which models take for a plain one; raises for any other kind of tensor."""
+        """Return the tensor itself for ``torch.Tensor``, of which models make plain tensors.
+
+        Parameters
+        ----------
+        cls : type[Tensor]
+            ``torch.Tensor``; UnsupportedShardOp is raised for other classes.
+
+        Examples
+        --------
+        >>> x.as_subclass(torch.Tensor) is x
+        True
+        """
         if cls is not Tensor:
             raise unsupported(Tensor.as_subclass, f"{cls.__name__} is another kind of tensor", self.spec)
         return self

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
@@ -28,6 +29,16 @@ def product(values, x, *, csr=False):
     return sparse @ x
 
 
+def widened(x):
+    """Pad a tensor of four dims that is not row-major: where the result lies in memory is torch's to choose."""
+    return F.pad(x.mT[None, None], (1, 1))
+
+
+def dropped(x):
+    torch.manual_seed(0)
+    return F.dropout(x, 0.5)
+
+
 def check(rank, num_ranks, sizes):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     x = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -40,6 +51,9 @@ def check(rank, num_ranks, sizes):
         lambda: torch.sparse_coo_tensor(IDS, part_of_values, (7, 7)): r"values.full_tensor\(\)",
         lambda: torch.sparse_csr_tensor(torch.arange(8), IDS[1], part_of_values, (7, 7)): r"values.full_tensor\(\)",
         lambda: part.as_strided((3, 4), (1, 2), 4): r"x.reshape\(-1\)\[storage_offset:\].as_strided",
+        lambda: dropped(widened(part)): r"use contiguous\(\) first",
+        lambda: widened(part).stride(): r"use contiguous\(\) first",
+        lambda: part.tolist(): r"full_tensor\(\)",
         lambda: dist.all_gather([part] * num_ranks, part): r"the metric that gathers its state, to_local\(\)",
     }.items():
         with pytest.raises(UnsupportedShardOp, match=f"Remedy: .*{remedy}"):
@@ -49,6 +63,8 @@ def check(rank, num_ranks, sizes):
             shard_of(x[:1].detach(), row).squeeze_(0)
     assert_like_one_process(lambda y: y.squeeze(0) * 2, [x[:1].detach().requires_grad_()], [row])
     assert_like_one_process(lambda y: (y * 2).reshape(-1)[4:].as_strided((3, 4), (1, 2)) ** 2, [x], [spec])
+    assert_like_one_process(lambda y: dropped(widened(y).contiguous()), [x], [spec])
+    assert widened(part).contiguous().stride() == (27, 27, 9, 1)
     assert_like_one_process(lambda v, y: product(v * 2, y), [values, x], [of_values, spec])
     assert_like_one_process(lambda v, y: product(v * 2, y, csr=True), [values.detach(), x], [of_values, spec])
 

@@ -24,7 +24,7 @@ from scidata.shard.rows.edge_order import as_joined, in_one_order, refuse_disord
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
-from scidata.shard.views import refuse_write_to_copy, written
+from scidata.shard.views import find_place, refuse_write_to_copy, written
 
 Dims = int | tuple[int, ...] | list[int] | None
 Dtype = torch.dtype | None
@@ -396,6 +396,8 @@ def write_to_plain(func: Callable[..., T], args: Sequence[object], kwargs: Mappi
     """
     target, *others = args
     named = {name: _whole(func, x) for name, x in kwargs.items()}
+    if type(target) is Tensor:
+        find_place(target)
     if not isinstance(target, ShardTensor) or not is_in_place(func):
         return func(*[_whole(func, x) for x in args], **named)
     refuse_write_to_copy(func, target)

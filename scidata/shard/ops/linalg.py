@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Hashable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import cast
 
 import torch
@@ -71,7 +71,8 @@ def matmul(func: TensorFunction, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """Matrix product: rows, columns, batch and the summed dim may be sharded."""
     operands = [*args, *kwargs.values()]
     lhs, rhs, out = _labels_of_matmul(*(len(x.shape) for x in operands))
-    return contract(func, operands, [lhs, rhs], out, func, apart=any(map(_is_copied, operands)))
+    apart = max(len(lhs), len(rhs)) > 2 and any(map(_is_copied, operands))
+    return contract(func, operands, [lhs, rhs], out, func, apart=apart)
 
 
 def _is_copied(x: Tensor) -> bool:
@@ -79,13 +80,19 @@ def _is_copied(x: Tensor) -> bool:
 
     On ranks of few rows it would be kept as it is, and backward raise there alone once it was written to.
     """
-    strides = memory_of(x)
-    if x.ndim < 3 or strides is None or not torch.is_grad_enabled():
+    if isinstance(x, ShardTensor) and x.global_strides is None:  # most often: in the fewest calls
         return False
-    if strides is UNKNOWN:
-        return True
-    whole = torch.empty_strided(x.shape, strides, device="meta")
-    return any(whole.flatten(0, last)._base is None for last in (-3, -2) if last + x.ndim)
+    strides = memory_of(x)
+    if len(x.shape) < 3 or not torch.is_grad_enabled():
+        return False
+    return strides is not None and (strides is UNKNOWN or _is_flattened_by_copy(x.shape, strides))
+
+
+@lru_cache(maxsize=1024)
+def _is_flattened_by_copy(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether joining all dims before the last, or before the last two, takes a copy."""
+    whole = torch.empty_strided(shape, strides, device="meta")
+    return any(whole.flatten(0, last)._base is None for last in (-3, -2) if last + len(shape))
 
 
 @handles(Tensor.__rmatmul__, any_order=True)
@@ -99,9 +106,8 @@ def linear(func: TensorFunction, x: Tensor, weight: Tensor, bias: Tensor | None 
     """``x @ weight.T + bias``; a sharded last dim of ``x`` meets the columns of the weight."""
     if isinstance(x, ShardTensor) and not isinstance(weight, ShardTensor) and not isinstance(bias, ShardTensor):
         spec = x.spec
-        if (
-            0 <= spec.last_sharded < spec.ndim - 1 and weight.ndim == 2 and not _is_copied(x)
-        ):  # rows, by far the most common
+        is_plain = x.global_strides is None or not _is_copied(x)
+        if 0 <= spec.last_sharded < spec.ndim - 1 and weight.ndim == 2 and is_plain:  # rows, by far the most common
             local = func(x.local, *align_parameters(x, weight, bias))
             new = spec.derive((*spec.global_shape[:-1], weight.shape[0]), spec.dims, spec.sizes)
             return ShardTensor(local, new)

@@ -173,7 +173,7 @@ def test_parts_of_a_draw_lie_together(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"edges": "nearest:4"}, "expected 'edge_index', 'cells', 'faces', 'knn:8'"),
+        ({"edges": "nearest:4"}, "expected 'edge_index', 'cells', 'faces', 'nodes', 'knn:8'"),
         ({"edges": "knn16"}, "did you mean 'knn:16'"),
         ({"edges": "cells"}, "'knn:8' or 'radius:0.1'"),
         ({"subsample": {"point": 9}, "subsample_block": "chunk"}, "shuffled store"),

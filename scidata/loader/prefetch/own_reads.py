@@ -55,7 +55,7 @@ class OwnReads:
 
     def _judge(self, step: float, loop: float, read: float) -> None:
         """Continue, switch sides, or begin a trial, by the seconds of a step, of the loop's own work and of reading."""
-        is_small = read <= _SMALL
+        is_small = min(read, step) <= _SMALL  # threads in each other's way read slowly, several at once
         if self._before is not None:
             most = _IDLE if loop < read / 2 else _BESIDE
             ratio, self._before = step / self._before, None

@@ -54,6 +54,11 @@ def test_threads_are_left_alone_where_they_are_as_good_or_samples_large() -> Non
     assert not any(run(OwnReads(), 1000, ahead=0.1, own=0.09, read=0.001))  # hardly matters
 
 
+def test_threads_in_each_others_way_do_not_make_small_samples_large() -> None:
+    who = run(OwnReads(), 200, ahead=0.0016, own=0.0008, read=0.0026, loop=0.0)
+    assert sum(who) > 150
+
+
 def test_what_was_slow_the_first_time_is_tried_again_soon() -> None:
     decides = OwnReads()
     run(decides, 28, ahead=0.0020, own=0.0007, read=0.0006, loop=0.0)  # threads that touch their memory first

@@ -412,6 +412,18 @@ FOUND = {
         ],
         0,
     ),
+    "a view of a sum over ranks is taken, whose gradient is retained, and the sum is written to": (
+        (3,),
+        [given("x0", (6, 4), (0, (0, 5, 1)), grad=True)],
+        [
+            "v0 = (x0 * 2).sum(0)",
+            "v0.retain_grad()",
+            "v1 = v0[1:2]",
+            "F.relu(v0, inplace=True)",
+            "total(v1).backward()",
+        ],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

@@ -92,9 +92,8 @@ def _drop(local: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """Drop the reduced dims, of extent 1."""
     if keepdim or not dims:
         return local
-    result = local.reshape([n for d, n in enumerate(local.shape) if d not in dims])
-    # a view that is a leaf takes a write to another view of the same for one to a leaf that requires grad
-    return result if result.requires_grad else result.clone()
+    # a copy, since torch's result is no view: autograd treats writes to a view, and to views of it, differently
+    return local.reshape([n for d, n in enumerate(local.shape) if d not in dims]).clone()
 
 
 def _finish(x: ShardTensor, kept: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:

@@ -310,9 +310,7 @@ class DataLoader(BaseLoader[BatchT]):
         )
 
     def _may_read(self, device: torch.device | None) -> bool:
-        """Whether the loop may read samples itself: not if a read may hang undetected, and not for copies to a
-        device.
-        """
+        """Whether the loop may read samples itself: not if a read may hang undetected, nor for copies to devices."""
         return self.workers == "thread" and not self.timeout and device is None and self._source.reads_alone
 
     def _read_ahead(self, items: Iterator[list[int]]) -> ReadAhead | None:

@@ -282,7 +282,7 @@ class _Reading:
                         f"{path}: its format says where the nodes are, so points= has no meaning; leave it out, or use "
                         "kind='points' for a cloud"
                     )
-                if module is vtkhdf and vtkhdf.has_faces(path):
+                if module is vtkhdf and vtkhdf.lists_faces(source):
                     return self._by_meshio(path, kind)
                 topology: RawTopology = module.open_topology(source, self.options)
                 if module is vtkhdf and topology.kind != "mesh":

@@ -162,7 +162,7 @@ def make_boxes(pieces: Sequence[DimPieces]) -> Boxes:
 _MIN_BOXES = 1024
 _MAX_KEPT = 64 * _MIN_BOXES
 _MAX_SEGMENTS = 16  # segments of a dimension: comparing more costs as much as cutting
-_MAX_CHUNKS = 1 << 22  # boxes of one read: tables of more take a second and half a GB
+_MAX_CHUNKS = 1 << 22  # chunks of one read: tables of more take a second and half a GB
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

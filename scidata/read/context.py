@@ -23,7 +23,7 @@ from scidata.read.pattern_tables import Task, tables_of
 from scidata.read.places import Places
 from scidata.sources.access.files import files, scatter
 
-READ, DECODE, COPY = range(3)  # stage names
+READ, DECODE, COPY = range(3)  # stages, as indices of _STAGES
 _STAGES = ("read", "decode", "copy")
 
 #: Destination buffer of a read.

@@ -13,7 +13,7 @@ _made: Cache[tuple[Converter, Decoding | None]] = Cache(256)
 
 def converter(stored: np.dtype[np.generic], decoding: Decoding | None, dtype: np.dtype[np.generic]) -> Converter:
     """Return the converter for these arguments, cached by their identity."""
-    key = stored, dtype, id(decoding)  # by bits, not by value: 0.0 and -0.0 are equal
+    key = stored, dtype, id(decoding)  # by identity, not by value: 0.0 and -0.0 are equal
     found = _made.get(key)
     if found is None:
         found = _made.put(key, (Converter(stored, decoding, dtype), decoding))  # held, so that its id stays its own

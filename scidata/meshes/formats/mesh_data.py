@@ -61,11 +61,9 @@ def of_faces(
     """Return the polyhedra of one or several parts by their faces; points of several parts are connected by ``ids``."""
     none = np.zeros(num_cells + 1, np.int64)
     cells = RawCells(offsets=none, connectivity=none[:0], cell_type=np.full(num_cells, POLYHEDRON, np.uint8))
-    mesh, first = (
-        MeshData(points=np.concatenate(points), cells=cells, point_data={}, cell_data={}),
-        bounds_of([*map(len, points)]),
-    )
+    mesh = MeshData(points=np.concatenate(points), cells=cells, point_data={}, cell_data={})
     if len(points) > 1:
+        first = bounds_of([*map(len, points)])
         marks = ({GHOSTS: np.zeros(num, np.uint8)} for num in (first[-1], num_cells))
         mesh, faces = connect(path, replace(mesh, point_data=next(marks), cell_data=next(marks)), faces, first, ids)
     return replace(mesh, faces=faces)

@@ -91,7 +91,7 @@ class VTKHDFTopology(RawTopology):
         """Read the types of all cells (of a surface there are none), and look for what is not read."""
         is_grid = not self.lists[0].group
         types = self._read("Types")[: sum(self.lists[0].cells)].astype(np.uint8) if is_grid else np.empty(0, np.uint8)
-        if (types == POLYHEDRON).any() and not _lists_faces(self.source):
+        if (types == POLYHEDRON).any() and not lists_faces(self.source):
             row = int(np.flatnonzero(types == POLYHEDRON)[0])
             raise UnsupportedFormatError(
                 f"{self.source.path}: cell {row} is a polyhedron, as are {int((types == POLYHEDRON).sum())} of "
@@ -266,14 +266,15 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     )
 
 
-def _lists_faces(source: Source) -> bool:
+def lists_faces(source: Source) -> bool:
+    """Whether a VTKHDF file has polyhedra."""
     layout = source.arrays.get(f"{_ROOT}/PolyhedronToFaces")
     return layout is not None and layout.shape[0] > 0
 
 
 def has_faces(path: str) -> bool:
     """Whether a file is VTKHDF with polyhedra."""
-    return os.path.isfile(path) and h5py.is_hdf5(path) and _lists_faces(open_source(path))
+    return os.path.isfile(path) and h5py.is_hdf5(path) and lists_faces(open_source(path))
 
 
 def read_with_faces(path: str, *, as_rows: bool) -> MeshData:

@@ -80,11 +80,11 @@ def _is_copied(x: Tensor) -> bool:
 
     On ranks of few rows it would be kept as it is, and backward raise there alone once it was written to.
     """
-    if isinstance(x, ShardTensor) and x.global_strides is None:  # most often: in the fewest calls
+    if isinstance(x, ShardTensor) and x.global_strides is None:  # fast path: most tensors are row-major
         return False
-    strides = memory_of(x)
     if len(x.shape) < 3 or not torch.is_grad_enabled():
         return False
+    strides = memory_of(x)
     return strides is not None and (strides is UNKNOWN or _is_flattened_by_copy(x.shape, strides))
 
 

@@ -19,7 +19,6 @@ from scidata.store.format.store import Store, open_store
 from scidata.store.reading.numbering import number_samples
 
 _NEIGHBOURS = 6  # of points without edges: as many as a network or an interpolation would join
-_AS_MANIFEST = ("kind", "order", "on_sphere", "period", "settings", "bbox", "counts", "samples")
 _MANY_POINTS = 2_000_000  # beyond it neighbours take minutes to find
 
 
@@ -102,7 +101,14 @@ def inspect_partitioned(
         notes += _quality_notes(quality, info.entity, sample, counts_edges="edge" in info.counts)
     return PartitionedReport(
         path=store.path,
-        **{name: getattr(manifest, name) for name in _AS_MANIFEST},
+        kind=manifest.kind,
+        order=manifest.order,
+        on_sphere=manifest.on_sphere,
+        period=manifest.period,
+        settings=manifest.settings,
+        bbox=manifest.bbox,
+        counts=manifest.counts,
+        samples=manifest.samples,
         nbytes=sum(manifest.samples.nbytes()),
         sample_dim=sample_dim,
         num_read=num_read,

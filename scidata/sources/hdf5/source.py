@@ -41,6 +41,7 @@ from scidata.sources.hdf5.layout import (
     leaf_nbytes,
     leaf_of_chunks,
 )
+from scidata.sources.hdf5.lookup import AskedFile
 from scidata.sources.hdf5.metadata import metadata_of
 from scidata.sources.hdf5.parts import VirtualMapping, check_extent, lies_within, missing_part
 from scidata.sources.hdf5.sessions import Session, open_sessions
@@ -57,6 +58,8 @@ from scidata.sources.index import FileFacts, KeptFile, OnDemand
 from scidata.sources.twins import Metadata, reader
 
 _MOST_CHUNKS = 256  # of an array, whose places an index keeps
+_MANY_CHUNKS = 4096  # of an array, of which the first that are asked for are looked up
+_OPENED, _FOUND = 512, 128  # chunks that are listed in the time of an opening, and of a look-up after it
 _T = TypeVar("_T")
 
 
@@ -84,6 +87,9 @@ class HDF5Source(FileSource[Contents]):
         self._sessions: dict[int, Session] = {}
         self._contents = None
         self._indices: dict[str, ChunkIndex] = {}
+        self._looked_up: dict[str, dict[int, tuple[int, int, int]]] = {}  # places of chunks by their numbers
+        self._spent: dict[str, int] = {}  # what that took, in chunks listed
+        self._asked: AskedFile | None = None  # through which they are looked up
         self._mappings: dict[str, list[VirtualMapping]] = {}  # of virtual data sets
         self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
 
@@ -119,6 +125,7 @@ class HDF5Source(FileSource[Contents]):
         session = self._session()
         with session.lock:
             session.close()
+            self._asked = None
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates.
@@ -134,7 +141,8 @@ class HDF5Source(FileSource[Contents]):
         check_inside(layout, chunks)
         if storage.chunked:
             numbers: IntArray = np.asarray(np.ravel_multi_index(tuple(chunks.T), layout.num_chunks))
-            places = self._index(layout, storage).find(numbers)
+            few = self._look_up(layout, storage, numbers)
+            places = self._index(layout, storage).find(numbers) if few is None else few
         else:
             begin, size = (-1, 0) if storage.offset is None else (storage.offset, layout.nbytes)
             if layout.fallback:  # compact, external or virtual: somewhere inside, in no chunk of its own
@@ -160,7 +168,7 @@ class HDF5Source(FileSource[Contents]):
         if storage is None or layout.fallback:
             return None
         if storage.chunked:
-            find_one = self._index(layout, storage).find_one
+            find_one = self._find_one(layout, storage)
         else:
             whole = None if storage.offset is None else (storage.offset, layout.nbytes, 0)
 
@@ -353,6 +361,53 @@ class HDF5Source(FileSource[Contents]):
             if layout.dims == (name,) and stored.chunked and not layout.fallback:
                 with contextlib.suppress(*DAMAGE):  # who reads it is told
                     self._indices.setdefault(name, chunk_index(h5, stored.path, layout))
+
+    def _find_one(self, layout: ArrayLayout, storage: Storage) -> Callable[[int], tuple[int, int, int] | None]:
+        """Return the function that finds the place of one chunk; None if it is not stored."""
+        if math.prod(layout.num_chunks) < _MANY_CHUNKS:
+            return self._index(layout, storage).find_one
+        known, indices = self._looked_up.setdefault(layout.name, {}), self._indices
+
+        def find_one(number: int) -> tuple[int, int, int] | None:
+            if number not in known and layout.name not in indices:
+                self._look_up(layout, storage, np.array([number]))
+            if number in known:
+                return known[number]
+            return self._index(layout, storage).find_one(number)
+
+        return find_one
+
+    def _look_up(self, layout: ArrayLayout, storage: Storage, numbers: IntArray) -> IntArray | None:
+        """Return places of chunks that HDF5 looks up; None if one is not stored, or there is a list, or had better be.
+
+        A rank whose part is two of 100,000 chunks does not wait for all nodes of their index. All look-ups of an array
+        take about half of the time of the list at most.
+        """
+        if (num_chunks := math.prod(layout.num_chunks)) < _MANY_CHUNKS or layout.name in self._indices:
+            return None
+        known = self._looked_up.setdefault(layout.name, {})
+        new = [number for number in dict.fromkeys(numbers.tolist()) if number not in known]
+        spent = self._spent.get(layout.name, 0) + (_OPENED + _FOUND * len(new)) * bool(new)
+        if spent > num_chunks // 2:
+            return None
+        if new:
+            self._spent[layout.name] = spent
+            starts = np.stack(np.unravel_index(new, layout.num_chunks), 1) * np.array(layout.chunks, np.int64)
+
+            def call() -> list[tuple[int, int, int]]:
+                if not is_url(self.path):
+                    self._versions.note(self.path, version_at(self.path))
+                asked = self._asked = self._asked or AskedFile(self.path)
+                with open_h5(self.path, stream=asked) as h5, damage_as_corrupt_data(label):
+                    return asked.places_of(h5py.h5d.open(h5.id, storage.path.encode()), starts.tolist())
+
+            label = f"{self.path}: field {layout.name!r}: the index of its chunks"
+            with self._session().lock:
+                found = call() if is_url(self.path) else retried(self.path, call)
+            known.update(zip(new, found, strict=False))
+            if len(found) < len(new):
+                return None
+        return np.array([known[number] for number in numbers.tolist()], np.int64).reshape(-1, 3).T
 
     def _index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
         index = self._indices.get(layout.name)

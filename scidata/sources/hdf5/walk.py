@@ -30,20 +30,21 @@ _PLAIN_CLASSES = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING, h5py.h5t.VL
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 
 
-def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
+def open_h5(path: str, *, guarded: bool = False, stream: GuardedFile | None = None) -> h5py.File:
     """Open a file or URL for reading.
 
     - ``guarded``: for reading attributes: one whose heap would hold HDF5 for ever fails. URLs always are. What lies in
       other files cannot be read through it.
+    - ``stream``: what HDF5 then reads it through; by default one of its own.
 
     Raises FileNotFoundError: nothing is there; CorruptDataError: HDF5 cannot open it; ShortReadError where it ends too
     early.
     """
-    by_stream = is_url(path) or guarded
-    if not by_stream:
+    if stream is None and (guarded or is_url(path)):
+        stream = GuardedFile(path)
+    if stream is None:
         # a clear FileNotFoundError, where HDF5's own names a function
         open_sessions.close_older(path, version_at(path))
-    stream = GuardedFile(path) if by_stream else None
     try:
         if stream is not None:
             if not is_url(path) and heeds_locks() and files().is_locked(path):

@@ -331,6 +331,83 @@ def test_huge_grids_of_few_chunks(tmp_path):
     assert np.frombuffer(raw, "i4").tolist() == [0] * 4 + [8] * 4
 
 
+# by kind of index: B-trees of version 1, or the newest format's, and the dims that are unlimited
+INDICES = {
+    "B-tree 1": ("earliest", (None, None)),
+    "B-tree 2": ("latest", (None, None)),
+    "fixed array": ("latest", (144, 219)),
+    "extensible array": ("latest", (None, 219)),
+    "extensible array, other dim": ("latest", (150, None)),
+    "implicit": ("latest", (144, 219)),
+}
+
+
+@pytest.mark.parametrize("block", [0, 1024])
+@pytest.mark.parametrize("kind", INDICES)
+def test_few_of_many_chunks_are_looked_up(tmp_path, kind, block):
+    libver, maxshape = INDICES[kind]
+    data = values((144, 219), "i2")  # 72 x 73 chunks
+    with h5py.File(tmp_path / "a.h5", "w", libver=libver, userblock_size=block) as f:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((2, 3))
+        if kind == "implicit":
+            plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        else:
+            plist.set_deflate(1)
+        space = h5py.h5s.create_simple(data.shape, tuple(h5py.h5s.UNLIMITED if n is None else n for n in maxshape))
+        h5py.h5d.create(f.id, b"u", h5py.h5t.py_create(data.dtype), space, plist)
+        f["u"][...] = data
+        if kind != "implicit":
+            f["u"].id.write_direct_chunk((10, 12), np.full((2, 3), 5, "i2").tobytes(), 1)
+            data[10:12, 12:15] = 5
+    source, listed = HDF5Source(tmp_path / "a.h5"), HDF5Source(tmp_path / "a.h5")
+    layout = source.arrays["u"]
+    chunks = np.array([[70, 72], [5, 4], [0, 0], [5, 4], [33, 71]])
+    few, find = source.locate(layout, chunks), source.finder(layout)
+    for (i, j), offset, nbytes in zip(chunks[:3].tolist(), few.offset.tolist(), few.nbytes.tolist(), strict=False):
+        assert find(i * 73 + j) == (None if (i, j) == (5, 4) and kind != "implicit" else (source.path, offset, nbytes))
+    assert find(73) is not None
+    assert read_array(source, layout, [slice(10, 11), slice(12, 13)]) == data[10, 12]
+    assert not source._indices  # they were not listed
+    assert sum(map(len, source._looked_up.values())) == 5
+    np.testing.assert_array_equal(assemble(listed, "u"), data)
+    assert listed._indices
+    from_list = listed.locate(layout, chunks)
+    for name in ("offset", "nbytes", "path_index", "skipped_codecs"):
+        np.testing.assert_array_equal(getattr(few, name), getattr(from_list, name))
+    np.testing.assert_array_equal(assemble(source, "u"), data)
+    assert find(72) == listed.finder(layout)(72)
+    again = pickle.loads(pickle.dumps(source))
+    assert again.locate(layout, chunks).offset.tolist() == few.offset.tolist()
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_looked_up_chunks_that_are_not_there(tmp_path, libver):
+    with h5py.File(tmp_path / "a.h5", "w", libver=libver) as f:
+        u = f.create_dataset("u", shape=(50_000,), dtype="i4", chunks=(10,), maxshape=(None,), fillvalue=-1)
+        u[20:30] = 7
+    source = HDF5Source(tmp_path / "a.h5")
+    layout = source.arrays["u"]
+    assert source.finder(layout)(2) is not None
+    assert not source._indices
+    assert source.finder(layout)(3) is None
+    assert source.locate(layout, np.array([[2], [1], [4999]])).path_index.tolist() == [0, -1, -1]
+    assert read_array(source, layout, [slice(15, 25)], allow_missing=True).tolist() == [-1] * 5 + [7] * 5
+
+
+def test_a_damaged_node_is_named_where_chunks_are_looked_up(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w", libver="earliest") as f:
+        f.create_dataset("u", data=np.arange(50_000), chunks=(10,))
+    raw = bytearray((tmp_path / "a.h5").read_bytes())
+    at = [i for i in range(len(raw)) if raw[i : i + 4] == b"TREE" and raw[i + 4] == 1]
+    for i in at:
+        raw[i : i + 4] = b"EERT"
+    (tmp_path / "a.h5").write_bytes(raw)
+    source = HDF5Source(tmp_path / "a.h5")
+    with pytest.raises(CorruptDataError, match="the index of its chunks"):
+        source.locate(source.arrays["u"], np.array([[7]]))
+
+
 def test_compact_scalar_and_empty_arrays(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as f:
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -612,6 +689,7 @@ def test_over_a_url(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f.create_dataset("u", data=data, chunks=(6, 7), compression="gzip", shuffle=True)
         f["v"] = data
+        f.create_dataset("many", data=data.repeat(10, 0), chunks=(1, 1))
     url = f"memory://{tmp_path.name}/a.h5"
     with fsspec.open(url, "wb") as f:
         f.write((tmp_path / "a.h5").read_bytes())
@@ -620,6 +698,10 @@ def test_over_a_url(tmp_path):
     np.testing.assert_array_equal(assemble(source, "u"), data)
     np.testing.assert_array_equal(assemble(source, "v"), data)
     np.testing.assert_array_equal(boxed(source, "u"), data)
+    assert read_array(source, source.arrays["many"], [slice(195, 196), slice(3, 5)]).tolist() == [
+        data[19, 3:5].tolist()
+    ]
+    assert "many" not in source._indices
     with pytest.raises(FileNotFoundError):
         open_source(f"memory://{tmp_path.name}/b.h5")
 

@@ -1,6 +1,6 @@
 """DLIO, the I/O benchmark of MLPerf Storage, on its own readers and on scidata's plug-ins, in turns.
 
-    python tests/bench/dlio.py --repeats 3
+    python tests/bench/dlio.py --repeats 5
 
 DLIO writes the files (HDF5 and NPZ), and says how many samples a second come. Zarr stores of the same samples lie under
 HDF5 files' names, in a folder of their own: DLIO has no Zarr. Files are in the page cache. CPU time is that of all

@@ -164,7 +164,7 @@ def getters(names: str) -> list[TorchFunction]:
 
 
 def handler_of_operator(func: object) -> Handler | None:
-    """Return the handler that an operator of another library has by its name: of ``torch.ops.pyg.knn``, say."""
+    """Return the handler that an operator has by its name: of ``torch.ops.pyg.knn``, say."""
     return HANDLERS.get(str(func).removesuffix(".default"))
 
 
@@ -198,7 +198,6 @@ def is_in_place(func: object) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-_SPARSE = "make it of values.full_tensor(): its products with shards are right, and so are the gradients of its values"
 _REMEDIES = {
     # by torch's pipelines
     "isend": "call scidata.parallelize(module, mesh) before PipelineStage is made; elsewhere, send to_local()",
@@ -206,8 +205,6 @@ _REMEDIES = {
     "all_gather": "give it, or the metric that gathers its state, to_local(): each rank has rows of its own",
     "torch.Tensor.as_strided": "of a row-major x, x.reshape(-1)[storage_offset:].as_strided(size, stride); of others, "
     "run it in a block of scidata.gather()",
-    "aten._sparse_coo_tensor_with_dims_and_tensors.default": _SPARSE,
-    "aten.sparse_compressed_tensor.comp_plain_value_size": _SPARSE,
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.autograd.graph import Node
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
+from torch.overrides import enable_reentrant_dispatch
 from torch.serialization import add_safe_globals
 from torch.utils.hooks import RemovableHandle
 
@@ -30,7 +31,7 @@ from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.dispatch import dispatch
 from scidata.shard.memory import dense, laid_out, memory_of, memory_of_parts, own_strides
 from scidata.shard.notebook import layout_card
-from scidata.shard.op_table import TorchFunction, Types, unsupported
+from scidata.shard.op_table import TorchFunction, Types, handler_of_operator, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
 from scidata.shard.rows.redistribute import change_layout, gather_full
 from scidata.shard.rows.runs import exchange_halo, halo_dims, owned_of
@@ -519,7 +520,11 @@ class ShardTensor(ShardBase):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
-    ) -> NoReturn:
+    ) -> object:
+        handler = handler_of_operator(func) if getattr(func, "namespace", None) == "aten" else None
+        if handler is not None:  # of what is called by functions that ask no __torch_function__
+            with enable_reentrant_dispatch():
+                return handler(func, types, args, kwargs or {})
         specs = [x.spec for x in tree_flatten((args, kwargs))[0] if isinstance(x, ShardTensor)]
         raise unsupported(func, "reached the dispatcher without a rule for sharded tensors", *specs)
 

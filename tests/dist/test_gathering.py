@@ -25,16 +25,16 @@ def applied(x):
     return x * y
 
 
-class Reversed(torch.autograd.Function):
-    """Made of NumPy, so that no rule can serve it."""
+class Doubled(torch.autograd.Function):
+    """Made of Python, so that no rule can serve it."""
 
     @staticmethod
     def forward(ctx, x):
-        return torch.from_numpy(x.detach().numpy()[::-1].copy())
+        return x.detach().clone().apply_(lambda v: 2 * v)
 
     @staticmethod
     def backward(ctx, grad):
-        return torch.from_numpy(grad.numpy()[::-1].copy())
+        return grad.clone().apply_(lambda v: 2 * v)
 
 
 CASES = {
@@ -43,8 +43,7 @@ CASES = {
     "with a plain one": lambda x: torch.ormqr(PLAIN, PLAIN[0], x),
     "several": lambda x: torch._aminmax(x.detach(), 0),
     "in place": applied,
-    "kernel": lambda x: Reversed.apply(x * 2),
-    "to numpy": lambda x: torch.from_numpy(x.detach().numpy().cumsum(0)),
+    "kernel": lambda x: Doubled.apply(x * 2),
     "drawn": lambda x: torch._C._nn.rrelu_with_noise(x * 2, PLAIN[:, :3] * 1, 0.1, 0.4, True),
 }
 

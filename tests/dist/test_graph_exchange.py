@@ -340,7 +340,6 @@ def check_refusals(rank, num_ranks):
         "written at ghosts": lambda: x.__setitem__(e[0], 0.0),
         "values of another layout": lambda: zeros.scatter_add(0, e[1].view(-1, 1).expand(-1, 2), x),
         "edges to join": lambda: torch.cat([e, torch.zeros(2, NUM_NODES, dtype=torch.int64)], 1),
-        "rows to join": lambda: torch.cat([messages, torch.zeros(5, 2)]),
         "a parameter in place": lambda: nn.Parameter(zeros.clone()).scatter_add_(0, index, messages),
         "plain values where": lambda: messages.__setitem__(e[0] == e[1], torch.zeros(1, 2)),
     }

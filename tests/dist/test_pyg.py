@@ -301,8 +301,8 @@ def check_data(rank, num_ranks):
     with pytest.raises(UnsupportedShardOp, match="no order for random numbers"):
         row = add_self_loops(data.edge_index)[0][0]
         F.dropout(data.x[row[row > 0]], 0.5)
-    with pytest.raises(UnsupportedShardOp, match="one row for each of the 11 nodes"):
-        torch.cat([data.edge_index, edges.flip(0)], 1)
+    joined = torch.cat([data.edge_index, edges.flip(0)], 1)
+    _close(conv(data.x, joined), conv(x, torch.cat([edges, edges.flip(0)], 1)).detach(), "edges with others")
 
 
 def check_everything(rank, num_ranks):

@@ -17,6 +17,7 @@ from tests.dist._pyg import _close, _inputs, _parts
 
 SIZES = (5, 1, 5)
 BATCH = torch.tensor([0] * 4 + [1] * 5 + [2] * 2)
+EDGES = torch.tensor([[1, 2, 0], [3, 9, 0]])
 
 
 class Calls(nn.Module):
@@ -82,6 +83,10 @@ def _cases():
         (lambda x, e, w: conv(x, *u.coalesce(e, w)), "x e w"),
         (lambda x, e: conv(x, u.sort_edge_index(e)), "x e"),
         (lambda x, e: conv(x, u.add_self_loops(u.remove_self_loops(e)[0], num_nodes=NUM_NODES)[0]), "x e"),
+        (lambda x, e: [x[e], x.T[:, e], torch.arange(NUM_NODES)[e] * x.sum(), (x @ x.T)[e[0], e[1]]], "x e"),
+        (lambda x, e: conv(x, torch.cat([u.add_self_loops(e)[0], EDGES], 1)), "x e"),
+        (lambda x, e: conv(x, torch.cat([e, EDGES[:, :0]], 1)), "x e"),
+        (lambda x, e, w: torch.cat([w, w.new_ones(3), w]).cumsum(0), "x e w"),
         (lambda x, e: conv(x, u.subgraph(torch.arange(5), e, num_nodes=NUM_NODES)[0]), "x e"),
     ]
     yield from ((Calls(tool), names) for tool, names in tools)
@@ -160,6 +165,7 @@ def check_order(rank, num_ranks):
         lambda e, m: m.cumsum(0) - m.flip(0) + m.roll(3),
         lambda e, m: m[numbers.flip(0)] + numbers,
         lambda e, m: m.topk(4).indices,
+        lambda e, m: m[m.argsort(stable=True)] * 2 - m[m.argsort(stable=True) - len(m)],
         lambda e, m: torch.stack([m.argmax(), (m * 2).argmin()]),
         lambda e, m: torch.zeros(5, dtype=torch.int64).index_add(0, m % 5, numbers),
         lambda e, m: m.diff() * numbers[1:],
@@ -202,21 +208,3 @@ def check_order(rank, num_ranks):
 
 def test_order():
     run_ranks(check_order, 2)
-
-
-def check_refused(rank, num_ranks):
-    import torch_geometric.nn as g
-    import torch_geometric.utils as u
-
-    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
-    data = _parts(mesh, (6, 5), rank, b=BATCH)
-    for call in (
-        lambda: g.EdgePooling(4).double()(data.x, data.edge_index, data.b),
-        lambda: u.negative_sampling(data.edge_index, NUM_NODES),
-    ):
-        with pytest.raises(UnsupportedShardOp):
-            call()
-
-
-def test_refused():
-    run_ranks(check_refused, 2)

@@ -93,6 +93,7 @@ RIGHT = {
     "hook": with_gradient(lambda x: [x.register_hook(lambda g: g * 2), x.sin()][1]),
     "plain beside": lambda x: [torch.ones(6, 4) + x, torch.ones(4) * x, torch.where(torch.ones(6, 4) > 0, torch.ones(6, 4), x)],
     "scalar": lambda x: [float(x.sum()), int(x.sum()), bool(x.sum() > 0), x.sum().item(), x.sum().tolist(), f"{x.sum():.1f}"],
+    "whole values": lambda x: [x.tolist(), x.long().tolist(), x.numpy(), x.T.numpy(), x.numpy(force=True), np.asarray(x), np.asarray(x, np.float32), np.isin(x > 3, [True])],
     "scalar to numpy": lambda x: [np.asarray(x.sum()), x.mean(0).numpy()],
     "float in range": lambda x: [list(range(int(x.max()))), [0] * len(x)],
     "special": lambda x: [torch.special.erf(x), torch.special.expit(x), torch.special.log_softmax(x, 0)],
@@ -119,23 +120,23 @@ RIGHT = {
     "a full backward hook": lambda x: hooked()(x.detach().requires_grad_()),
     "svd": torch.linalg.svdvals,
     "stride": lambda x: [x.stride(), x.T.stride(0), x.is_contiguous(), x.T.is_contiguous()],
+    "memory, freed and set": lambda x: freed(x),
 }  # fmt: skip
 
 REFUSED = {
     "out= of another shape": lambda x: torch.sum(torch.ones(6, 4), 0, out=x),
-    "tolist": lambda x: x.tolist(),
     "item": lambda x: x.item(),
     "float": float,
     "int": int,
     "complex": complex,
     "bool": bool,
     "index": lambda x: [1, 2][x],
-    "numpy": lambda x: x.numpy(),
-    "np.asarray": np.asarray,
     "np.sin": np.sin,
     "x + array": lambda x: x + np.ones((6, 4)),
     "data_ptr": lambda x: x.data_ptr(),
-    "untyped_storage": lambda x: x.untyped_storage(),
+    "untyped_storage": lambda x: x.untyped_storage().data_ptr(),
+    "one storage": lambda x: x.untyped_storage() == x.untyped_storage(),
+    "a part of the memory": lambda x: x.untyped_storage().resize_(8),
     "storage": lambda x: x.storage(),
     "__dlpack__": lambda x: x.__dlpack__(),
     "np.from_dlpack": np.from_dlpack,
@@ -163,6 +164,23 @@ def hooked():
     module = torch.nn.Tanh()
     module.register_full_backward_hook(lambda module, grads, outputs: None)
     return module
+
+
+def freed(x):
+    """The memory of a tensor is freed, made again, and then that of another; views of it were copies."""
+    values, row = x.clone(), x.clone()[4]
+    part = x.to_local() if isinstance(x, ShardTensor) else x
+    x.untyped_storage().resize_(0)
+    assert part.untyped_storage().nbytes() == 0
+    x.untyped_storage().resize_(x.nbytes)
+    y = x.copy_(values).clone()
+    with torch.no_grad():
+        leaf = x.detach().requires_grad_()
+        leaf.set_(values.T.contiguous().T)
+    before = values[4].clone()
+    row.data = before + 1
+    leaf.sum().backward()
+    return [y, leaf, leaf.grad, torch.tensor(leaf.stride()), row, values]
 
 
 def forward_derivatives(x):
@@ -205,6 +223,8 @@ def check(rank, num_ranks, sizes):
         text = str(raised.value)
         assert "Remedy: " in text or "Save full_tensor()" in text, name
         assert torch.equal(x.full_tensor(), full), f"{name} changed it"
+    with pytest.raises(ValueError, match="read-only"):  # what is written would be lost
+        shard_of(full, spec).numpy()[0] = 1
     with pytest.raises(RuntimeError, match="data pointer"):  # not a capsule of memory that is not there
         torch.utils.dlpack.to_dlpack(shard_of(full, spec))
     with pytest.raises(RuntimeError):

@@ -20,7 +20,7 @@ from scidata.shard.comm.operators import in_range
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import TorchFunction, unsupported
-from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of
+from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of, whole
 from scidata.shard.ops.moving import as_sharded, replicated, sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
@@ -59,7 +59,7 @@ def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor])
             axes, same = [*index.spec.sharded.values()], index.spec.device_mesh == x.spec.device_mesh
             if index.spec.ndim == 1 and same and axes == [x.spec.axis_of_dim(dim)]:
                 return _take_sharded(func, x, dim, index)
-        found = {dim: whole_index(func, x, index) for dim, index in found.items()}
+        found = {dim: whole(func, index) for dim, index in found.items()}
     return _take_listed(func, x, dict(sorted(found.items())))
 
 
@@ -85,15 +85,6 @@ def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) 
     local = replicate_to_shards(table, spec.shard_groups)[(slice(None),) * dim + (index.local,)]
     shape = (*table.shape[:dim], *spec.global_shape, *table.shape[dim + 1 :])
     return ShardTensor(local, spec.derive(shape, [None if d is None else d + dim for d in spec.dims], spec.sizes))
-
-
-def whole_index(func: TorchFunction, x: ShardTensor, index: Tensor) -> Tensor:
-    """Return an index tensor or a mask whole. Collective if it is sharded."""
-    if not isinstance(index, ShardTensor):
-        return index
-    if index.spec.exchange is not None:
-        raise unsupported(func, "ids of a graph's edges index a tensor that is not of its nodes", x.spec, index.spec)
-    return index.full_tensor()
 
 
 def flat_rows(index: Tensor, dim: int, extent: int) -> Tensor:
@@ -164,13 +155,16 @@ def _take_listed(func: TorchFunction, x: ShardTensor, tensors: dict[int, Tensor]
 
 def _take_sharded(func: TorchFunction, x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
     """Take rows by each rank's own ids."""
-    spec, ispec = x.spec, index.spec
-    refuse_disorder(func, spec)
+    spec, ispec, ids = x.spec, index.spec, index.local
     (axis,) = ispec.sharded.values()
-    rows = fetch_rows(x.local, index.local, spec.sizes_of(axis), dim, spec.group(axis))
+    if not spec.in_order:
+        ids = places_by_rank(func, flat_rows(ids, dim, spec.global_shape[dim]), spec)
+    rows = fetch_rows(x.local, ids, spec.sizes_of(axis), dim, spec.group(axis))
     new = spec.with_rows(dim, ispec.sizes_of(axis))
     if ispec.exchange is not None:
         new = replace(new, exchange=ispec.exchange, edge_parts=ispec.edge_parts)
+    elif not spec.in_order:
+        new = new.with_edge_parts((ispec.sizes_of(axis),))  # in the order of the ids
     return ShardTensor(rows, new)
 
 

@@ -395,24 +395,29 @@ def write_to_plain(func: Callable[..., T], args: Sequence[object], kwargs: Mappi
     Collective. Gathered operands have the gradient of that tensor, the same on all ranks.
     """
     target, *others = args
-    named = {name: _whole(func, x) for name, x in kwargs.items()}
+    named = {name: whole(func, x) for name, x in kwargs.items()}
     if type(target) is Tensor:
         find_place(target)
     if not isinstance(target, ShardTensor) or not is_in_place(func):
-        return func(*[_whole(func, x) for x in args], **named)
+        return func(*[whole(func, x) for x in args], **named)
     refuse_write_to_copy(func, target)
-    func(target.local, *[_whole(func, x) for x in others], **named)
+    func(target.local, *[whole(func, x) for x in others], **named)
     written(target)
     return target
 
 
-def _whole(func: TorchFunction, value: object) -> object:
+@overload
+def whole(func: TorchFunction, value: Tensor) -> Tensor: ...
+@overload
+def whole(func: TorchFunction, value: object) -> object: ...
+def whole(func: TorchFunction, value: object) -> object:
+    """Gather a sharded tensor, or those in a sequence; refuse edges whose order is not known. Collective."""
     if isinstance(value, ShardTensor):
         if value.spec.edge_parts is None:
             refuse_disorder(func, value.spec)
         return value.full_tensor()
     if isinstance(value, tuple | list) and any(isinstance(x, ShardTensor) for x in value):
-        return type(value)(_whole(func, x) for x in value)
+        return type(value)(whole(func, x) for x in value)
     return value
 
 

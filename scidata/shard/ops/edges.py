@@ -8,6 +8,7 @@ sources exchanges ghosts once, and the rest is local.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.advanced import count_true, places_of, split_alike, take_advanced, true_parts
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.arguments import normal_dim
-from scidata.shard.rows.edge_order import as_joined, refuse_disorder
+from scidata.shard.rows.edge_order import as_joined, in_one_order, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -44,16 +45,16 @@ def take_rows(func: TorchFunction, x: Tensor, dim: int, index: ShardTensor) -> T
     dim = normal_dim(dim, len(old))
     if not isinstance(index, RoutedIndex):
         return take_advanced(func, x, {dim: index})
-    if ispec.ndim != 1:
-        raise unsupported(func, "ids of a graph must have one dim here", ispec)
-    (axis,) = ispec.sharded.values()
+    ((split, axis),) = ispec.sharded.items()
     if is_sharded(x):
         check_nodes(func, x, dim, index)
-        source = x.local if index.all_owned else with_ghosts(x, dim, index.exchange)
-        rows = source.index_select(dim, index.local_ids)
+        source, ids = x.local if index.all_owned else with_ghosts(x, dim, index.exchange), index.local_ids
     else:
-        rows = replicate_to_shards(local_of(x), [ispec.group(axis)]).index_select(dim, index.local)
-    return ShardTensor(rows, ispec.along(axis, dim, (*old[:dim], *ispec.global_shape, *old[dim + 1 :])))
+        source, ids = replicate_to_shards(local_of(x), [ispec.group(axis)]), index.local
+    rows = source.index_select(dim, ids.reshape(-1))
+    if ids.ndim != 1:
+        rows = rows.unflatten(dim, ids.shape)
+    return ShardTensor(rows, ispec.along(axis, dim + split, (*old[:dim], *ispec.global_shape, *old[dim + 1 :])))
 
 
 def only_index(items: Sequence[object]) -> tuple[int, ShardTensor] | None:
@@ -117,6 +118,23 @@ def new_filled(x: Tensor, size: tuple[int, ...], make: TensorFunction) -> Filled
     return FilledTensor(constant.expand(size), x.spec.replicated(size))
 
 
+def joins_on_each_rank(tensors: Sequence[Tensor], dim: int, spec: ShardSpec) -> bool:
+    """Whether all are edges, or have one row for each node (self-loops), or none: each rank has its own of them."""
+    if isinstance(spec.exchange, BetweenSets):
+        return True
+    num_nodes = sum(spec.exchange.node_sizes)
+    plain = [tuple(x.shape) for x in tensors if not is_sharded(x)]
+    return all(0 in shape or (len(shape) == spec.ndim and shape[dim] == num_nodes) for shape in plain)
+
+
+def as_numbers(func: TorchFunction, x: Tensor) -> Tensor:
+    """Return edges as any other sharded rows, in the order of one process. Collective if they have another."""
+    if not is_sharded(x):
+        return local_of(x)
+    part, spec = (x.local, x.spec) if x.spec.in_order else in_one_order(func, x.local, x.spec)
+    return ShardTensor(part, replace(spec, exchange=None, edge_parts=None))
+
+
 def join_edges(func: TorchFunction, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) -> ShardTensor:
     """Join tensors of edges, and one row for each node (self-loops), along the sharded dim: on each rank."""
     axis, exchange = spec.sharded[dim], spec.exchange
@@ -153,7 +171,7 @@ def _part_of(func: TorchFunction, x: Tensor, dim: int, axis: int, spec: ShardSpe
             raise unsupported(func, "the tensors are sharded along different dims", spec, x.spec)
         return x.local, x.spec.sizes_of(axis)
     plain = local_of(x)
-    if plain.ndim == 1 and len(plain) == 0 and spec.ndim > 1:
+    if not plain.numel():
         return plain, (0,) * len(spec.sizes_of(axis))
     if isinstance(spec.exchange, BetweenSets):
         raise unsupported(
@@ -163,13 +181,6 @@ def _part_of(func: TorchFunction, x: Tensor, dim: int, axis: int, spec: ShardSpe
             remedy="pass add_self_loops=False to layers between sets",
         )
     sizes = spec.exchange.node_sizes
-    if plain.ndim != spec.ndim or plain.shape[dim] != sum(sizes):
-        raise unsupported(
-            func,
-            f"edges are joined with a plain tensor of shape {tuple(plain.shape)}; only one row for each of the "
-            f"{sum(sizes)} nodes has an owner",
-            spec,
-        )
     return slice_to_shard(plain, sizes, dim, spec.group(axis)), sizes
 
 
@@ -178,8 +189,10 @@ def _ids_of(func: TorchFunction, x: Tensor, spec: ShardSpec, exchange: GhostExch
     if isinstance(x, RoutedIndex):
         return x.local_ids
     plain = local_of(x)
+    if not is_sharded(x) and not plain.numel():
+        return plain
     nodes = torch.arange(sum(exchange.node_sizes), device=plain.device)
-    if is_sharded(x) or (plain.numel() and not bool((plain == nodes).all())):
+    if is_sharded(x) or not bool((plain == nodes).all()):
         raise unsupported(func, "an edge index is joined with edges other than the self-loop of each node", spec)
     count = exchange.node_sizes[exchange.index_map.part]
     return torch.arange(count, device=plain.device).expand(*plain.shape[:-1], count)

@@ -17,6 +17,7 @@ from torch import Tensor
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.rooted import from_owner
 from scidata.shard.graphs.routed import RoutedIndex
+from scidata.shard.graphs.targets import FilledTensor
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.advanced import as_mask, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, plain_of, specs_of, write_to_plain
@@ -280,6 +281,9 @@ def setitem(func: Callable[..., None], x: Tensor, index: object, value: float | 
     elif isinstance(index, RoutedIndex):
         set_rows(func, x, index, value)
         return
+    if isinstance(x, FilledTensor) and x.spec.is_replicated:
+        write_to_plain(func, (x.settled(), index, value), {})
+        return
     parsed = _parsed(func, x, _items_of(index))
     if not parsed.tensors:
         _put_basic(x, parsed.basic, value)
@@ -388,6 +392,10 @@ def index_select(func: TensorFunction, x: Tensor, dim: int, index: Tensor) -> Te
         return local_of(x).index_select(dim, plain_of(index))
     if index.dtype not in (torch.int64, torch.int32):
         raise RuntimeError(f"index_select: the index must be of int32 or int64, not {index.dtype}")
+    if len(index.shape) > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
+    if x.layout is not torch.strided:
+        return func(x, dim, plain_of(index))
     if is_sharded(index):
         return take_rows(func, x, dim, index)
     return take_advanced(func, x, {normal_dim(dim, len(x.shape)): index.reshape(-1)})

@@ -19,7 +19,7 @@ from scidata.core.types import IntArray
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import align, finish, on_parts, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles, integers, normal_dim
-from scidata.shard.ops.edges import join_edges
+from scidata.shard.ops.edges import as_numbers, join_edges, joins_on_each_rank
 from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.rows.redistribute import RowPlan, kept_rows, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
@@ -52,7 +52,10 @@ def cat(func: TensorFunction, tensors: Sequence[Tensor], dim: int = 0) -> Tensor
     """Join along a dim; plain tensors are sliced to the shards. Collective along a sharded dim, but for edges."""
     edges = next((spec for spec in specs_of(tensors) if spec.exchange is not None and not spec.is_replicated), None)
     if edges is not None and normal_dim(dim, edges.ndim) in edges.sharded:
-        return join_edges(func, tensors, normal_dim(dim, edges.ndim), edges)
+        dim = normal_dim(dim, edges.ndim)
+        if joins_on_each_rank(tensors, dim, edges):
+            return join_edges(func, tensors, dim, edges)
+        tensors = [as_numbers(func, x) for x in tensors]
     tensors = [x for x in tensors if isinstance(x, ShardTensor) or tuple(x.shape) != (0,)]
     spec = next(iter(specs_of(tensors)))
     dim = normal_dim(dim, spec.ndim)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from scidata.shard.memory import laid_out, strides_of
+from scidata.errors import UnsupportedShardOp
+from scidata.shard.comm.operators import is_capturing
+from scidata.shard.memory import laid_out, memory_of, strides_of
 from scidata.shard.op_table import (
     OF_THE_WHOLE,
     REFUSES,
@@ -22,7 +24,7 @@ from scidata.shard.op_table import (
     register_op,
     unsupported,
 )
-from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
+from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of, whole
 from scidata.shard.ops.arguments import handles, integers
 from scidata.shard.ops.edges import new_filled
 from scidata.shard.ops.moving import as_sharded, to_layout
@@ -30,7 +32,7 @@ from scidata.shard.ops.spectra import Blank, Later, Spectrum
 from scidata.shard.spec import UNKNOWN
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import DisableTorchFunctionSubclass, make_dual, unpack_dual
-from scidata.shard.views import Copy, become, gradient_of, refuse_write_to_copy, written
+from scidata.shard.views import Copy, become, gradient_of
 
 _GLOBAL = (
     "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
@@ -85,12 +87,57 @@ def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
     ):
         reason = "data of another layout takes the place of a tensor's own"
         raise unsupported(func, reason, *specs_of([x, value]), remedy="use copy_()")
-    refuse_write_to_copy(func, x)
     changed = (x.dtype, x.device) != (value.dtype, value.device)
     func(x.local, local_of(value))
-    written(x)
+    # no view any more of what it was a view of
+    x.copied, x.global_strides = value.copied if isinstance(value, ShardTensor) else None, memory_of(value)
+    x.padded = None
     if changed:
         become(x, x.like(x.local, x.spec, x.copied, x.global_strides))
+
+
+@handles("aten.set_.source_Tensor", keeps_replicated=True, any_order=True)  # set_ asks no __torch_function__
+def set_memory(func: TorchFunction, x: Tensor, source: Tensor) -> Tensor:
+    """Take the memory of another tensor of the same layout."""
+    set_data(func, x, source)
+    return x
+
+
+class PartStorage:
+    """The memory of a tensor's parts. It can be freed and made again, which is all that is the same for every part."""
+
+    def __init__(self, x: ShardTensor) -> None:
+        self._x = x
+
+    def resize_(self, size: int) -> PartStorage:
+        """Free the memory, or make it again without its values; ``size`` is 0 or the bytes of the whole tensor.
+
+        Reversible layers do so with their input.
+        """
+        if is_capturing():
+            raise UnsupportedShardOp("memory is freed, which a captured step cannot do")
+        x, local = self._x, self._x.local
+        if 0 < size < x.nbytes:
+            raise unsupported(Tensor.untyped_storage, f"{size} of {x.nbytes} bytes", x.spec, remedy="use resize_(0)")
+        x.padded = None  # it lies in the same memory
+        steps = [(n - 1) * step for n, step in zip(local.shape, local.stride(), strict=True)]
+        needed = (local.storage_offset() + sum(steps) + 1) * local.itemsize if size and local.numel() else 0
+        local.untyped_storage().resize_(needed)
+        return self
+
+    def __eq__(self, other: object) -> NoReturn:
+        self.__getattr__("__eq__")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        memory_of_a_part(Tensor.untyped_storage, (), (self._x,), {})
+
+
+@handles(Tensor.untyped_storage, any_order=True)
+def untyped_storage(x: ShardTensor) -> PartStorage:
+    """Return the memory of the parts."""
+    return PartStorage(x)
 
 
 @handles("_has_compatible_shallow_copy_type", keeps_replicated=True, any_order=True)
@@ -108,7 +155,7 @@ def of_the_part(func: TorchFunction, *args: object, **kwargs: object) -> object:
 
 
 @register_op(
-    *find("data_ptr storage untyped_storage __dlpack__ __dlpack_device__", namespaces=(Tensor,)),
+    *find("data_ptr storage __dlpack__ __dlpack_device__", namespaces=(Tensor,)),
     *getters("__cuda_array_interface__"),
     any_order=True,
 )
@@ -241,13 +288,24 @@ def to_number(func: TorchFunction, x: ShardTensor) -> object:
     return func(x.full_tensor())
 
 
-@handles(Tensor.tolist, Tensor.numpy, Tensor.__array__, keeps_replicated=True, any_order=True)
+@handles(Tensor.tolist, keeps_replicated=True, any_order=True)
+def to_list(func: TorchFunction, x: ShardTensor) -> object:
+    """Return all values as Python numbers in lists. Collective if they are sharded."""
+    return func(whole(func, x))
+
+
+@handles(Tensor.numpy, Tensor.__array__, keeps_replicated=True, any_order=True)
 def to_numpy(func: TorchFunction, x: ShardTensor, *args: object, **kwargs: object) -> object:
-    """Return the values as NumPy's if this rank holds all of them."""
-    if not x.spec.is_replicated:
-        remedy = "use to_local() for this rank's part, full_tensor() for all"
-        raise unsupported(func, "this rank holds a part of the values", x.spec, remedy=remedy)
-    return func(x.local, *args, **kwargs)
+    """Return all values as NumPy's. Collective if they are sharded.
+
+    The array shares memory with the tensor if this rank holds all of it, as in one process. Else it is read-only: what
+    is written to it would not reach the tensor.
+    """
+    full = whole(func, x)
+    array = func(full, *args, **kwargs)
+    if not full.is_set_to(x.local):
+        array.flags.writeable = False  # type: ignore[attr-defined]
+    return array
 
 
 Tensors = Sequence[Tensor]

@@ -17,8 +17,8 @@ from torch import Tensor
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.advanced import as_mask, check_mask, count_true, flat_rows, split_alike, whole_index
-from scidata.shard.ops.align import align, finish, is_sharded, local_of, specs_of, write_to_plain
+from scidata.shard.ops.advanced import as_mask, check_mask, count_true, flat_rows, split_alike
+from scidata.shard.ops.align import align, finish, is_sharded, local_of, specs_of, whole, write_to_plain
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.counting import alike, in_a_row
 from scidata.shard.ops.moving import as_sharded, beside, to_layout
@@ -100,7 +100,7 @@ def _indices(func: TorchFunction, target: ShardTensor, tensors: Mapping[int, Ten
     """Return plain integer indices by the dim of each; masks are listed."""
     result: dict[int, Tensor] = {}
     for dim, given in tensors.items():
-        index = whole_index(func, target, given)
+        index = whole(func, given)
         if index.dtype == torch.bool:
             check_mask(target.spec, dim, index)
             result |= {dim + i: rows for i, rows in enumerate(index.nonzero(as_tuple=True))}

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, get_overridable_functions
 import scidata
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor, register_op, shard_ops
-from scidata.shard.op_table import HANDLERS, find, op_name
+from scidata.shard.op_table import HANDLERS, find, handler_of_operator, op_name
 from scidata.testing import fake_group
 
 
@@ -72,7 +72,7 @@ def test_no_operator_of_the_dispatcher_gives_a_result():
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
                 function = getattr(packet, overload)
-                if function in HANDLERS:
+                if function in HANDLERS or handler_of_operator(function) is not None:
                     continue
                 for arguments in ((x,), (x, x), (x, 1), (x, x, x), (x, 0, 1), ([x, x],), (x, [1])):
                     try:

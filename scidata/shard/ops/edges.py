@@ -53,7 +53,7 @@ def take_rows(func: TorchFunction, x: Tensor, dim: int, index: ShardTensor) -> T
         source, ids = replicate_to_shards(local_of(x), [ispec.group(axis)]), index.local
     rows = source.index_select(dim, ids.reshape(-1))
     if ids.ndim != 1:
-        rows = rows.unflatten(dim, ids.shape)
+        rows = rows.view(*rows.shape[:dim], *ids.shape, *rows.shape[dim + 1 :])
     return ShardTensor(rows, ispec.along(axis, dim + split, (*old[:dim], *ispec.global_shape, *old[dim + 1 :])))
 
 

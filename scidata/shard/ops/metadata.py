@@ -121,7 +121,7 @@ class PartStorage:
             raise unsupported(Tensor.untyped_storage, f"{size} of {x.nbytes} bytes", x.spec, remedy="use resize_(0)")
         x.padded = None  # it lies in the same memory
         steps = [(n - 1) * step for n, step in zip(local.shape, local.stride(), strict=True)]
-        needed = (local.storage_offset() + sum(steps) + 1) * local.itemsize if size and local.numel() else 0
+        needed = (int(local.storage_offset()) + sum(steps) + 1) * local.itemsize if size and local.numel() else 0
         local.untyped_storage().resize_(needed)
         return self
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -254,23 +255,37 @@ def captured_function(
 def tracing() -> Iterator[None]:
     """Let tensors with values be constants of the graph: plans of exchanges, and tensors that closures hold.
 
-    And have the backward pass that is captured run as an eager one does: without the forward pass's autocast.
+    And have the backward pass that is captured run as an eager one does: without the forward pass's autocast. What torch
+    does to write an operator down is hidden from profilers: :class:`.watch.Watch` is one, and would take as long again.
     """
     from torch._functorch import config
     from torch._guards import TracingContext
     from torch._guards import tracing as inside
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
     from torch.fx import _symbolic_trace
+
+    write_down = FunctionalTensorMode.__torch_dispatch__
+
+    def hidden(*args: Any, **kwargs: Any) -> Any:
+        profile = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            return write_down(*args, **kwargs)
+        finally:
+            sys.setprofile(profile)
 
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else casts of traced weights would be kept
     # globals of modules, which torch puts others in the places of
     wrapped = dict(_symbolic_trace._wrapped_fns_to_patch)
     _symbolic_trace._wrapped_fns_to_patch.clear()
+    FunctionalTensorMode.__torch_dispatch__ = hidden  # type: ignore[method-assign]
     try:
         context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
         with config.patch(backward_pass_autocast="off"), inside(context):
             yield
     finally:
+        FunctionalTensorMode.__torch_dispatch__ = write_down  # type: ignore[method-assign]
         torch.set_autocast_cache_enabled(before)
         _symbolic_trace._wrapped_fns_to_patch.update(wrapped)
 

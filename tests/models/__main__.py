@@ -27,7 +27,7 @@ STRETCH = 12  # models on the same ranks, which take some seconds to import a li
 PATIENCE = 60  # seconds that a collective waits for the other ranks
 
 
-def all_of(library: str, names: Sequence[str], layouts: Sequence[str], *, compiles: bool = False) -> Iterator[Found]:
+def all_of(library: str, names: Sequence[str], layouts: Sequence[str], backend: str = "") -> Iterator[Found]:
     """Run models on the same ranks, and on new ones after one that breaks them."""
     left = list(names)
     (num_ranks,) = {LAYOUTS[layout] for layout in layouts}
@@ -36,7 +36,7 @@ def all_of(library: str, names: Sequence[str], layouts: Sequence[str], *, compil
         with tempfile.TemporaryDirectory() as folder:
             broken = None
             try:
-                args = (library, now, layouts, folder, PATIENCE * (4 if compiles else 1), compiles)
+                args = (library, now, layouts, folder, PATIENCE * (4 if backend else 1), backend)
                 run_ranks(on_ranks, num_ranks, *args, timeout=1200, backend=None)
             except RankError as error:
                 broken = next(iter(error.failures.values())).strip().splitlines()[-1][:300]
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="write the table, in Markdown")
     parser.add_argument("--json", type=Path, help="write what became of each model")
     parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, help="in place of --ranks")
-    parser.add_argument("--compile", action="store_true", help="run each model by scidata.compile, too")
+    parser.add_argument("--compile", nargs="?", const="aot_eager", default="", help="run each by scidata.compile, too")
     options = parser.parse_args()
     libraries = options.library or [name for name in LIBRARIES if is_installed(name)]
     results = []
@@ -77,7 +77,7 @@ def main() -> None:
         chosen = [x for x in LAYOUTS if (x in options.layouts if options.layouts else LAYOUTS[x] in options.ranks)]
         for ranks in sorted({LAYOUTS[x] for x in chosen}):
             layouts = [x for x in chosen if LAYOUTS[x] == ranks]
-            for found in all_of(library, names, layouts, compiles=options.compile):
+            for found in all_of(library, names, layouts, options.compile):
                 total[found.kind] += 1
                 if found.captured:
                     total[f"captured {found.captured.partition(':')[0]}"] += 1

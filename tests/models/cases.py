@@ -113,7 +113,7 @@ def on_ranks(
     layouts: Sequence[str],
     folder: str,
     patience: int,
-    compiles: bool = False,
+    backend: str = "",
 ) -> None:
     """Run cases one after the other; the first rank adds what it found to a file. Collective."""
     from tests.models.registry import cases_of
@@ -125,13 +125,13 @@ def on_ranks(
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("domain", "columns")[: len(shape)])
     cases = cases_of(library)
     for name in names:
-        for found in _run(cases[name], name, layouts, mesh, compiles=compiles):
+        for found in _run(cases[name], name, layouts, mesh, backend):
             if rank == 0:
                 with (Path(folder) / "done").open("ab") as file:
                     pickle.dump(found, file)
 
 
-def _run(case: Case, name: str, layouts: Sequence[str], mesh: DeviceMesh, *, compiles: bool) -> list[Found]:
+def _run(case: Case, name: str, layouts: Sequence[str], mesh: DeviceMesh, backend: str) -> list[Found]:
     """Run one case in some layouts. Raises where ranks are no longer in step."""
     torch.set_default_dtype(case.dtype)
     # what models that name it would use in double precision
@@ -145,8 +145,8 @@ def _run(case: Case, name: str, layouts: Sequence[str], mesh: DeviceMesh, *, com
         how, kind, note = "", "right", ""
         try:
             cut = partial(_cut, case, mesh, empty="empty" in layout)
-            if compiles:
-                first, found, how = _compiled_step(case, cut)
+            if backend:
+                first, found, how = _compiled_step(case, cut, backend)
                 kind, note = _compare(first, expected, case.tolerance)
                 if kind == "right":
                     kind, note = _compare(found, first, case.tolerance)
@@ -224,14 +224,14 @@ def _run_step(case: Case, model: nn.Module, given: Mapping[str, Any]) -> Result:
     return result
 
 
-def _compiled_step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> tuple[Result, Result, str]:
+def _compiled_step(case: Case, inputs: Callable[[], Mapping[str, Any]], backend: str) -> tuple[Result, Result, str]:
     """Run a model until nothing is captured any more, at least five times; return its first and last step. Collective.
 
     Also returns how it was captured: "whole", "parts: 3, ...", or "eager: ..." with the reason.
     """
     model, given = _made(case, inputs)
     before = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
-    scidata.compile(model, backend="aot_eager")
+    scidata.compile(model, backend=backend)
     steps: list[Result] = []
     was, found = "", ""
     while len(steps) < 5 or (was != found and len(steps) < MOST_STEPS):

@@ -255,8 +255,8 @@ def captured_function(
 def tracing() -> Iterator[None]:
     """Let tensors with values be constants of the graph: plans of exchanges, and tensors that closures hold.
 
-    And have the backward pass that is captured run as an eager one does: without the forward pass's autocast. What torch
-    does to write an operator down is hidden from profilers: :class:`.watch.Watch` is one, and would take as long again.
+    And have the backward pass that is captured run as an eager one does: without the forward pass's autocast. What
+    torch does to write operators down is hidden from profilers: :class:`.watch.Watch` would take as long again for it.
     """
     from torch._functorch import config
     from torch._guards import TracingContext
@@ -264,30 +264,43 @@ def tracing() -> Iterator[None]:
     from torch._subclasses.functional_tensor import FunctionalTensorMode
     from torch.fx import _symbolic_trace
 
-    write_down = FunctionalTensorMode.__torch_dispatch__
-
-    def hidden(*args: Any, **kwargs: Any) -> Any:
-        profile = sys.getprofile()
-        sys.setprofile(None)
-        try:
-            return write_down(*args, **kwargs)
-        finally:
-            sys.setprofile(profile)
-
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else casts of traced weights would be kept
     # globals of modules, which torch puts others in the places of
     wrapped = dict(_symbolic_trace._wrapped_fns_to_patch)
     _symbolic_trace._wrapped_fns_to_patch.clear()
-    FunctionalTensorMode.__torch_dispatch__ = hidden  # type: ignore[method-assign]
     try:
         context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
-        with config.patch(backward_pass_autocast="off"), inside(context):
+        with (
+            config.patch(backward_pass_autocast="off"),
+            inside(context),
+            _hidden(FunctionalTensorMode, "__torch_dispatch__"),
+            _hidden(torch.fx.Graph, "python_code"),
+        ):
             yield
     finally:
-        FunctionalTensorMode.__torch_dispatch__ = write_down  # type: ignore[method-assign]
         torch.set_autocast_cache_enabled(before)
         _symbolic_trace._wrapped_fns_to_patch.update(wrapped)
+
+
+@contextmanager
+def _hidden(kind: type, name: str) -> Iterator[None]:
+    """Hide what a method does from profilers."""
+    method = getattr(kind, name)
+
+    def hidden(*args: Any, **kwargs: Any) -> Any:
+        profile = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            sys.setprofile(profile)
+
+    setattr(kind, name, hidden)
+    try:
+        yield
+    finally:
+        setattr(kind, name, method)
 
 
 def keep_in_forward(node: Node, *, is_forward: bool) -> None:

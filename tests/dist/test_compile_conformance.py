@@ -63,13 +63,14 @@ def check_cases(rank, num_ranks, backend, stride):
     return eager
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.slow_for("2-aot_eager-1", "3-aot_eager-1", "2-inductor-10")
 @pytest.mark.parametrize(
     ("num_ranks", "backend", "stride"),
     [(2, "aot_eager", 40), (2, "aot_eager", 1), (3, "aot_eager", 1), (2, "inductor", 10)],
 )
 def test_every_case(num_ranks, backend, stride):
-    for found in run_ranks(check_cases, num_ranks, backend, stride, timeout=600):
+    for found in run_ranks(check_cases, num_ranks, backend, stride, timeout=1800):
         eager = {name: reason for name, reason in found.items() if reason}
         assert not eager.keys() - OF_VIEWS - OF_VALUES - OF_SHAPES - OF_COUNTS, eager
         assert stride > 1 or len(eager) <= len(found) * 0.1

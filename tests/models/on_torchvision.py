@@ -60,7 +60,7 @@ def cases() -> dict[str, Case]:
         "swin v2": lambda: SwinTransformer(
             **SWIN, num_classes=5, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2
         ),
-        "maxvit": lambda: models.MaxVit((64, 64), 16, 2, 8, [16, 32], [1, 1], 0.0, num_classes=5),
+        "maxvit": lambda: models.MaxVit((64, 64), 16, 4, [16, 32], [1, 1], 8, 0.0, num_classes=5),
         "resnext": lambda: models.ResNet(Bottleneck, [1, 1, 1, 1], 5, groups=4, width_per_group=4),
         "convnext": lambda: models.ConvNeXt([CNBlockConfig(8, 16, 2), CNBlockConfig(16, None, 1)], 0.1, num_classes=5),
         "deeplabv3": lambda: DeepLabV3(Backbone(), DeepLabHead(16, 5, [2, 4]), FCNHead(8, 5)),

@@ -68,7 +68,7 @@ def cases() -> dict[str, Case]:
     }  # fmt: skip
     found["CODANO"] = grid(lambda: models.CODANO(**codano))
     if hasattr(models, "SFNO"):
-        found["SFNO"] = grid(lambda: models.SFNO(**FNO), 2, 3, 24, 48)
+        found["SFNO"] = grid(lambda: models.SFNO(**FNO | {"n_modes": (6, 12)}), 2, 3, 24, 48)
     if hasattr(models, "LocalNO"):
         local = {**FNO, "default_in_shape": (24, 20), "disco_kernel_shape": [2, 4], "conv_padding_mode": "zeros"}
         found["LocalNO"] = grid(lambda: models.LocalNO(**local))

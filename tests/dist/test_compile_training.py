@@ -375,6 +375,33 @@ def one_output(mesh):
     trains(mesh, pair(mesh), run)
 
 
+class ReadsIds(Small):
+    """One of its results is never used, and integers among its arguments decide what it computes."""
+
+    def forward(self, x, ids):
+        rows, pooled = super().forward(x * int(ids.max()))
+        return rows, pooled, rows + 1
+
+
+class ChecksIds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = ReadsIds()
+
+    def forward(self, x):
+        return checkpoint(self.model, x, torch.tensor([1, 2]), use_reentrant=False)[:2]
+
+
+def an_output_of_a_checkpoint_is_left_out(mesh):
+    def compiled(m):
+        scidata.compile(m.model, backend="aot_eager")
+        return m
+
+    eager, model = pair(mesh, ChecksIds, compiled)
+    trains(mesh, (eager, model), steps=8, expected=0)
+    assert num_captured(model.model) == 1
+
+
 def frozen(mesh):
     eager, compiled = pair(mesh)
     trains(mesh, (eager, compiled), steps=3)
@@ -487,7 +514,8 @@ ON_TWO = [
     overlap, accumulation, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
     checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, ranks_meet,
     autograd_grad,
-    backward_twice, functional_call, two_forwards, one_output, arguments_of_one_another, frozen, saved_and_loaded,
+    backward_twice, functional_call, two_forwards, one_output, an_output_of_a_checkpoint_is_left_out,
+    arguments_of_one_another, frozen, saved_and_loaded,
     hooks_fire, gradients_of_parameters_inside,
 ]  # fmt: skip
 ON_FOUR = [accumulation]

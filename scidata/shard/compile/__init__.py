@@ -90,7 +90,7 @@ class Region:
         self.reason = ""
         self.parts: list[Region] = []
         self._seen: dict[Any, bool] = {}  # keys, and whether a backward pass has run a call of it again
-        self._num_uses: dict[Any, int] = {}  # captures of a key for other results that the loss uses
+        self._left_out: dict[Any, list[Sequence[int]]] = {}  # by key: results that losses did not use, each time others
         self._told: set[str] = set()
         self._ran: dict[int, CodeType] = {}  # of the first call
         self._values: Values | None = None  # where integers among the arguments are constants of graphs
@@ -156,14 +156,15 @@ class Region:
         captured = next((each for each in group if each.holds(leaves)), None)
         if captured is not None and (captured.next_left_out is None or is_backward):
             return self._by_graph(captured, leaves, call, args, kwargs)
+        if captured is not None and captured.next_left_out is not None:
+            group.remove(captured)  # now: a checkpoint would run this call again by its graph
+            self._left_out.setdefault(key, []).append(captured.next_left_out)
+        left_out = self._left_out.get(key, [])
+        if len(left_out) > _MOST_USES:
+            self._tell("calls are run eagerly whose losses use now some of its results, and now others")
+            return self._plainly(call, args, kwargs)
         if not self._is_ready(key, is_backward=is_backward):
             return self._first(key, call, args, kwargs)
-        if captured is not None:
-            self._num_uses[key] = self._num_uses.get(key, 0) + 1
-            if self._num_uses[key] > _MOST_USES:
-                self._tell("calls are run eagerly whose losses use now some of its results, and now others")
-                return self._plainly(call, args, kwargs)
-            group.remove(captured)
         if sum(map(len, self.captured.values())) >= self._options.limit:
             self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
             return self._plainly(call, args, kwargs)
@@ -171,7 +172,7 @@ class Region:
             if not is_alone:
                 return self._plainly(call, args, kwargs)
             try:
-                made = self._captured(key, call, flat, all_leaves, tree, captured)
+                made = self._captured(key, call, flat, all_leaves, tree, left_out[-1] if left_out else ())
             except NotCapturedError as e:
                 made, reason, is_effect = None, str(e), isinstance(e, EffectError)
         if made is not None:
@@ -228,7 +229,7 @@ class Region:
         flat: Any,
         leaves: Sequence[Leaf],
         tree: Any,
-        last: Captured | None,
+        left_out: Sequence[int],
     ) -> Captured:
         """Capture a call without values, else with those of constants, or of integers among arguments and buffers."""
         ways, reason = [(False, False), (True, False), (True, True)], NotCapturedError()
@@ -238,7 +239,7 @@ class Region:
             leaves = [leaf.by_value(keeps=True) for leaf in leaves]
         for folds, fixes in ways:
             try:
-                return self._capture(call, flat, leaves, tree, last, known, folds=folds, fixes=fixes)
+                return self._capture(call, flat, leaves, tree, left_out, known, folds=folds, fixes=fixes)
             except EffectError:
                 raise
             except NotCapturedError as e:
@@ -270,14 +271,13 @@ class Region:
         flat: Sequence[Any],
         leaves: Sequence[Leaf],
         tree: Any,
-        last: Captured | None,
+        left_out: Sequence[int],
         known: Sequence[tuple[str, torch.Tensor]],
         *,
         folds: bool,
         fixes: bool,
     ) -> Captured:
         options, fuses = self._options, self._options.backend == "inductor"
-        left_out = (last and last.next_left_out) or ()
         others = [x for x in flat if isinstance(x, nn.Module | type | FunctionType)]
         snapshot = Snapshot([self._module or self._call, *others], ran=self._ran)
         hooked = next((type(x).__name__ for x in snapshot.modules if x is not self._module and has_hooks(x)), None)

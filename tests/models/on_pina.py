@@ -20,7 +20,9 @@ def made(name: str, *args: Any, **how: Any) -> Callable[[], nn.Module]:
 def cases() -> dict[str, Case]:
     def fno(dims: int, modes: int) -> Callable[[], nn.Module]:
         ends = lambda: (nn.Linear(3, 8), nn.Linear(8, 2))  # noqa: E731
-        return lambda: import_module("pina.model").FNO(*ends(), modes if dims == 1 else [modes] * dims, dims, padding=2, inner_size=8)
+        return lambda: import_module("pina.model").FNO(
+            *ends(), modes if dims == 1 else [modes] * dims, dims, padding=2, inner_size=8
+        )
 
     def knots(low: int, high: int, order: int = 3) -> Tensor:
         return torch.cat([torch.full((order - 1,), low), torch.linspace(low, high, 5), torch.full((order - 1,), high)])

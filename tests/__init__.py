@@ -1,0 +1,1 @@
+"""The tests, a package: so the ``tests`` that others install (mace-torch does) does not hide it."""

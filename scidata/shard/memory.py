@@ -8,7 +8,7 @@ own inference of shapes gives the strides of the result; no rank asks another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -63,18 +63,31 @@ REARRANGES: frozenset[object] = frozenset(
 _AS_ADD = frozenset(
     find("copysign div divide true_divide floor_divide logaddexp logaddexp2 xlogy xlog1py logical_and logical_or")
     + find("logical_xor heaviside")
+    + kernels("native_dropout_backward")
 )
 # these take the kernel into account only on fake tensors;
 _BY_KERNEL = frozenset([F.scaled_dot_product_attention, *_CONVOLUTIONS])
+_REVERSED = frozenset(
+    find("rsub __rsub__ __rmod__ __rpow__ __rfloordiv__ __rand__ __ror__ __rxor__ __rlshift__ __rrshift__")
+)
+_LDEXP = frozenset(find("ldexp", namespaces=_BOTH))
+# these give row-major results of any tensors;
+_ROW_MAJOR = frozenset(
+    find("max_unpool1d max_unpool3d nll_loss ctc_loss", namespaces=(F,))
+    + find("normal view_copy repeat_interleave", namespaces=_BOTH)
+)
+_POWERS = frozenset([torch.pow, torch.float_power, Tensor.__rpow__])
+# these lie as the strides of the first tensor suggest, by CPU kernels;
+_PADS = frozenset([F.pad, torch.constant_pad_nd])
+_SHUFFLES = find("channel_shuffle native_channel_shuffle pixel_shuffle pixel_unshuffle max_unpool2d", namespaces=(F,))
+_BY_FORMAT = frozenset([*_PADS, *_SHUFFLES, F.group_norm, torch.group_norm])
 # these are right for row-major tensors alone.
 _UNSURE = frozenset(
-    find("ldexp", namespaces=_BOTH)
-    + find(
-        "pad max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy channel_shuffle", namespaces=(F,)
-    )
-    + kernels("native_dropout_backward")
-    + find("native_batch_norm normal", namespaces=(torch,))
-    + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn rfft2 rfftn", namespaces=(torch.fft,))
+    [
+        *_SHUFFLES,
+        F.cross_entropy,
+        *find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn rfft2 rfftn", namespaces=(torch.fft,)),
+    ]
 )
 # and these not even for those, but for the last two dims.
 _NEVER = frozenset([*find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)), torch.linalg.eig, torch.linalg.lstsq])
@@ -88,6 +101,9 @@ BY_MEMORY = frozenset(
     + find("reshape reshape_as flatten ravel unflatten", namespaces=_BOTH)
 )
 _WHERE = (torch.where, Tensor.where)  # of one argument too
+# functions whose sizes and places may be tensors of one number
+_SIZED = frozenset(find("view reshape expand narrow tensor_split unflatten", namespaces=_BOTH))
+_INT = frozenset({int})
 #: Functions of several tensors that act on each element alone; filled with their handlers.
 ELEMENTWISE: set[object] = set()
 
@@ -99,13 +115,37 @@ def _batch_norm(x: Tensor, *others: object, **options: object) -> Tensor:
     return x.contiguous()
 
 
-def _group_norm(x: Tensor, *others: object, **options: object) -> Tensor:
-    """Return the strides of the CPU kernel, which keeps channels last in cases that torch's own inference does not."""
-    found = _batch_norm(x)
-    spatial = x.stride()[2:]
-    if found is not x and x.ndim in (4, 5) and x.stride(1) == 1 and list(spatial) == sorted(spatial, reverse=True):
-        raise ValueError("not dense: unlike a batch norm, it may be channels last all the same")
-    return found
+def _native_batch_norm(x: Tensor, *others: object, **options: object) -> tuple[Tensor, Tensor, Tensor]:
+    channels = x.new_empty(x.shape[1:2])
+    return _batch_norm(x), channels, channels
+
+
+def _binary_cross_entropy(x: Tensor, *others: object, **options: object) -> Tensor:
+    return torch.empty_like(x)
+
+
+#: What infers the strides of CPU kernels' results in place of torch's own functions.
+_LIKE_KERNELS: dict[object, Callable[..., object]] = {
+    F.batch_norm: _batch_norm,
+    F.binary_cross_entropy: _binary_cross_entropy,
+    torch.native_batch_norm: _native_batch_norm,
+}
+
+
+def _suggested(x: Tensor) -> torch.memory_format | None:
+    """Return the memory format that kernels take a tensor for (C++'s ``suggest_memory_format``); None if unknown."""
+    shape, strides, least = x.shape, strides_of(x), 0
+    if len(shape) not in (4, 5):
+        return torch.contiguous_format
+    if strides is UNKNOWN:
+        return None
+    if not strides[1]:
+        return torch.contiguous_format
+    for d in (1, *range(len(shape) - 1, 1, -1), 0):
+        if not shape[d] or strides[d] < least or (d == 0 and least == strides[1]):
+            return torch.contiguous_format
+        least = strides[d] * shape[d]
+    return torch.channels_last if len(shape) == 4 else torch.channels_last_3d
 
 
 def memory_of(x: Tensor) -> Strides | None:
@@ -155,6 +195,8 @@ def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> o
 
 def infer_strides(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Strides | None, ...]:
     """Return each result's strides in one process; None for row-major ones."""
+    if func in _SIZED:
+        args, kwargs = _with_numbers(args, kwargs)
     if "generator" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     try:
@@ -163,6 +205,14 @@ def infer_strides(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[St
         return _INFERRED.put(key, _inferred(func, args, kwargs)) if found is None else found
     except TypeError:  # an argument that does not hash
         return _inferred(func, args, kwargs)
+
+
+def _with_numbers(args: _Args, kwargs: _Kwargs) -> tuple[_Args, _Kwargs]:
+    """Return arguments with plain tensors of sizes as numbers, since the strides depend on these."""
+    if not kwargs and _INT.issuperset(map(type, args[1:])):
+        return args, kwargs
+    others, named = tree_map_only(Tensor, lambda x: x.tolist() if type(x) is Tensor else x, (args[1:], kwargs))
+    return (*args[:1], *others), named
 
 
 def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Strides | None, ...]:
@@ -174,9 +224,10 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return (None,)
     if (getattr(func, "__module__", None) or "torch").split(".")[0] not in _CALLED:
         return ()
-    if func is F.pad and tensors[0].ndim < 4 and _pads_constants(args, kwargs):
+    form = _format_of(func, tensors[0], args, kwargs) if tensors else None
+    if form is torch.contiguous_format:
         return (None,)
-    if any(memory is UNKNOWN for memory in memories) or (memories and func in _UNSURE):
+    if any(memory is UNKNOWN for memory in memories) or (memories and func in _UNSURE and form is None):
         return ()
     if func in _NEVER and not _is_of_last_two(func, args, kwargs):
         return ()
@@ -188,14 +239,15 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return ()
     if func is F.scaled_dot_product_attention and len(args) > 2 and _is_two_products(tensors, args, kwargs):
         return (None,)
+    if func in _LDEXP:  # a product with powers of 2, which are row-major
+        shapes = [tuple(x.shape) for x in tensors]
+        return (_broadcast_strides([(shapes[0], strides_of(tensors[0])), (shapes[1], row_major(shapes[1]))]),)
     if func in _AS_ADD:
         func, args, kwargs = torch.add, args[:2], {}
     if func in ELEMENTWISE and len({x.dtype for x in tensors}) == 1 < len({tuple(x.shape) for x in tensors}):
-        return (_broadcast_strides([(tuple(x.shape), strides_of(x)) for x in tensors]),)
-    if func is F.batch_norm:
-        func = _batch_norm
-    elif func in (F.group_norm, torch.group_norm) and tensors[0].device.type == "cpu":
-        func = _group_norm
+        operands = [(tuple(x.shape), strides_of(x)) for x in tensors]
+        return (_broadcast_strides(operands[::-1] if func in _REVERSED else operands),)
+    func = _LIKE_KERNELS.get(func, func)
     for fake in (False, True):  # the second knows devices, and more functions, and takes a hundred times as long
         if func in _BY_KERNEL and not fake:
             continue
@@ -206,15 +258,33 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
                 result = func(*made, **options)
         except Exception:
             continue
-        results = result if isinstance(result, tuple | list) else [result]
+        results: Sequence[Any] = result if isinstance(result, tuple | list) else [result]
+        if form is not None:
+            results = [torch.empty(results[0].shape, device="meta", memory_format=form)]
         return tuple(memory_of(x) if isinstance(x, Tensor) else UNKNOWN for x in results)
     return ()
 
 
-def _pads_constants(args: _Args, kwargs: _Kwargs) -> bool:
-    """Whether rows of constants come to a tensor, which is then in new memory: with channels last from four dims on."""
-    given: dict[str, Any] = dict(zip(("input", "pad", "mode"), args, strict=False)) | kwargs
-    return given.get("mode", "constant") == "constant" and any(num > 0 for num in given["pad"])
+def _format_of(func: TorchFunction, x: Tensor, args: _Args, kwargs: _Kwargs) -> torch.memory_format | None:
+    """Return the memory format of a result that lies in new memory, by that; None for those of other functions."""
+    has_indices = x.requires_grad and torch.is_grad_enabled()  # of maxima, which takes another kernel
+    if func in _ROW_MAJOR or (func is F.max_pool1d and x.device.type == "cpu" and not has_indices):
+        return torch.contiguous_format
+    if func in _POWERS:  # of a number: that overload of the kernel keeps no strides
+        base = kwargs.get("self") if not args else args[1] if func is Tensor.__rpow__ else args[0]
+        return torch.contiguous_format if isinstance(base, int | float | complex) else None
+    if func not in _BY_FORMAT:
+        return None
+    if func in _PADS:
+        given: dict[str, Any] = dict(zip(("input", "pad", "mode"), args, strict=False)) | kwargs
+        mode = given.get("mode", "constant") if func is F.pad else "constant"
+        if mode == "circular":
+            return torch.contiguous_format
+        if mode == "constant" and max(given["pad"], default=0) <= 0:  # a copy of a part
+            return None
+    elif x.device.type != "cpu":
+        return None
+    return _suggested(x)
 
 
 def _has_ties(x: Tensor) -> bool:

@@ -39,7 +39,7 @@ class Doubled(torch.autograd.Function):
 
 CASES = {
     "as_strided": lambda x: (x * 2).as_strided((3, 7), (1, 3), 0),
-    "of a transpose": lambda x: (x * 2).t().as_strided((7, 3), (3, 1)),
+    "of a transpose": lambda x: (x * 2).t().as_strided((7, 3), (3, 1), 0),
     "with a plain one": lambda x: torch.ormqr(PLAIN, PLAIN[0], x),
     "several": lambda x: torch._aminmax(x.detach(), 0),
     "in place": applied,

@@ -267,10 +267,98 @@ def test_a_transformer_with_dropout(num_ranks):
     run_ranks(check_model, num_ranks)
 
 
+#: Places in the memory of a (4, 12, 6) tensor, and of one of the same shape whose rows lie outermost.
+PLACES = {
+    "itself": (((4, 12, 6), (72, 6, 1)), ((4, 12, 6), (6, 24, 1))),
+    "turned": (((6, 12, 4), (1, 6, 72)), ((6, 12, 4), (1, 24, 6))),
+    "chunks that overlap": (((4, 5, 4, 6), (72, 12, 6, 1)), ((4, 5, 4, 6), (6, 48, 24, 1))),
+    "every other row": (((4, 6, 6), (72, 12, 1)), ((4, 6, 6), (6, 48, 1))),
+    "windows of every other": (((4, 3, 4, 6), (72, 12, 12, 1)), ((4, 3, 4, 6), (6, 48, 48, 1))),
+    "windows of windows": (((4, 2, 3, 4, 6), (72, 24, 12, 6, 1)), ((4, 2, 3, 4, 6), (6, 96, 48, 24, 1))),
+    "all as one dim": (((7, 30), (40, 1)), ((7, 30), (40, 1))),
+    "a diagonal": (((4,), (78,)), ((4,), (30,))),
+    "a row, repeated": (((3, 1, 12), (0, 5, 6)), ((3, 1, 12), (0, 7, 24))),
+    "nothing": (((4, 0), (72, 6)), ((4, 0), (6, 24))),
+}
+
+
+def check_places(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = torch.randn(4, 12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for name, taken in PLACES.items():
+        for dim, of_three in ((0, (3, 0, 1)), (1, (7, 0, 5)), (1, (2, 9, 1)), (2, (1, 3, 2))):
+            sizes = {1: (x.shape[dim],), 2: (of_three[0], sum(of_three[1:])), 3: of_three}[num_ranks]
+            spec = ShardSpec.even(mesh, [Shard(dim)], x.shape, {0: sizes})
+            for lies, (size, stride) in zip(("row-major", "rows outermost"), taken, strict=True):
+
+                def places(x, lies=lies, size=size, stride=stride):
+                    y = x * 2 if lies == "row-major" else (x * 2).transpose(0, 1).contiguous().transpose(0, 1)
+                    z = torch.as_strided(y, size, stride)
+                    return [F.dropout(z, 0.5), z * 3, *(z.stride() if z.numel() else ())]
+
+                _run(f"{name}, {lies}, at {spec}", places, [x], [spec])
+    y = shard_of(x.detach(), spec)
+    for part, size, stride in (
+        (y, (5, 72), (72, 1)),
+        (y[:, :10], (4, 11, 6), (72, 6, 1)),
+        (y[:1].expand(4, -1, -1), (2,), (1,)),
+    ):
+        with pytest.raises(UnsupportedShardOp, match="beside the tensor's own"):
+            part.as_strided(size, stride)
+
+
+@pytest.mark.slow_for("2")
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_elements_by_their_places(num_ranks):
+    run_ranks(check_places, num_ranks)
+
+
+#: Functions whose results lie as they do for reasons of their own: of (2, 8, 6, 4) with channels last.
+LAID_OUT = {
+    "pad": lambda x: F.pad(x, [1, 0, 2, 1]),
+    "pad by edges": lambda x: F.pad(x, [1, 0, 0, 1], "replicate"),
+    "circular pad": lambda x: F.pad(x, [1, 1, 1, 1], "circular"),
+    "shuffled pixels": lambda x: F.pixel_shuffle(x, 2),
+    "shuffled channels": lambda x: F.channel_shuffle(x, 4),
+    "group norm of a part": lambda x: F.group_norm(x[:, :, ::2], 2),
+    "in place": lambda x: F.relu(x * 1, inplace=True),
+    "the tensor itself": lambda x: [(y := x * 1), F.leaky_relu(y, inplace=True) is y][0],
+    "power of a number": lambda x: 2.0**x,
+    "ldexp": lambda x: torch.ldexp(x, torch.ones(4, dtype=x.dtype)),
+    "reversed": lambda x: torch.rsub(x, x[:, :1].contiguous()),
+    "repeated": lambda x: x.repeat_interleave(2, 3),
+    "sizes that are tensors": lambda x: x.view(2, torch.tensor(4), 2, 6, 4),
+    "narrow": lambda x: x.narrow(3, torch.tensor(1), 2),
+    "binary cross entropy": lambda x: F.binary_cross_entropy(
+        x.sigmoid(), torch.full((2, 8, 6, 4), 0.5, dtype=x.dtype), reduction="none"
+    ),
+}
+
+
+def check_laid_out(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    whole = torch.randn(2, 8, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = whole.to(memory_format=torch.channels_last).requires_grad_()
+    for sizes in {1: [(6,)], 2: [(5, 1), (0, 6)], 3: [(3, 0, 3), (1, 4, 1)]}[num_ranks]:
+        spec = ShardSpec.even(mesh, [Shard(2)], x.shape, {0: sizes})
+        for name, function in LAID_OUT.items():
+
+            def drawn(x, function=function):
+                y = function(x.contiguous(memory_format=torch.channels_last))
+                return [F.dropout(y, 0.5), *y.stride()]
+
+            _run(f"{name} at {spec}", drawn, [x], [spec])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_results_lie_as_kernels_lay_them(num_ranks):
+    run_ranks(check_laid_out, num_ranks)
+
+
 def check_unknown(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     x = shard_of(torch.randn(6, 4), ShardSpec.even(mesh, [Shard(0)], (6, 4)))
-    y = torch.ldexp(x.T, torch.ones(4, 1))  # of which torch's inference is not sure
+    y = torch.fft.irfft(x.T + 0j, n=6)  # of which torch's inference is not sure
     with pytest.raises(UnsupportedShardOp, match=r"order in memory, which is not known.*contiguous"):
         F.dropout(y)
     assert F.dropout(y.contiguous()).shape == (4, 6)

@@ -65,10 +65,10 @@ def elementwise(func: TensorFunction, types: object, args: Sequence[object], kwa
     is_plain = not kwargs or (not kwargs.get("inplace") and _PLAIN.issuperset(map(type, kwargs.values())))
     if args and is_plain and (quick := _same_layout(func, kwargs, *args)) is not None:
         return quick
+    if kwargs.get("inplace"):
+        return elementwise_in_place(func, types, args, kwargs)
     operands, rebuild = operands_of(args, kwargs)
     specs = specs_of(operands)
-    if kwargs.get("inplace"):
-        refuse_write_to_copy(func, operands[0])
     held = _held(operands)
     if held is not None:
         new_args, new_kwargs = rebuild(held)
@@ -84,8 +84,6 @@ def elementwise(func: TensorFunction, types: object, args: Sequence[object], kwa
     result = func(*new_args, **new_kwargs)
     if result.layout is not torch.strided:
         raise unsupported(func, "the result would be sparse", spec, remedy="use to_dense() on the sparse operand")
-    if kwargs.get("inplace") and isinstance(operands[0], ShardTensor):
-        written(operands[0])
     return finish(result, spec, halo=_common_halo(operands, spec))
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.memory import strides_of
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import finish, refuse_plain
 from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_off
 from scidata.shard.ops.shapes import derived
 from scidata.shard.ops.sliding import Extents, Windows, per_dim
+from scidata.shard.spec import UNKNOWN, Strides
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
 from scidata.shard.views import Copy
@@ -58,19 +61,73 @@ def as_strided(
     func: TorchFunction, input: ShardTensor, size: Sequence[int], stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Take elements by position in a row-major tensor; a copy that cannot be written to. Collective."""
-    places = torch.zeros((), dtype=torch.int64)
-    for count, step in zip(size, stride, strict=True):
-        places = places[..., None] + torch.arange(count) * step
-    outside = places.numel() and int(places.max()) >= input.spec.global_size.numel()
-    if storage_offset is not None or outside or input.global_strides is not None:
-        raise unsupported(func, "the memory of one process is not known, but of a row-major tensor itself", input.spec)
+    """Take elements by their places in memory, counted from the tensor's first, where its strides are known.
 
-    def taken() -> ShardTensor:
-        return as_sharded(input.reshape(-1)[places], input.spec)
+    A stride steps through the rows of a dim, or of dims that lie one after the other; two strides of one dim make
+    windows, which are copies that cannot be written to. Collective where the dim is sharded.
+    """
+    if 0 in size:
+        return input.reshape(-1)[:0].reshape(*size)
+    runs = _runs_of(input.spec.global_shape, strides_of(input), size, stride) if storage_offset is None else None
+    if runs is None:
+        raise unsupported(
+            func, "it takes elements at an offset, beside the tensor's own or in an unknown order", input.spec
+        )
+    shape, inner = input.spec.global_shape, [d for run in runs for d in run.dims]
+    x: Tensor = input.permute(*inner, *(d for d in range(len(shape)) if d not in inner)).reshape([r.rows for r in runs])
+    kept: list[int] = []  # the dim of the result that each dim of x is
+    for dim, run in reversed(list(enumerate(runs))):
+        if not run.taken:
+            x = x.select(dim, 0)
+            continue
+        taken, at = sorted(run.taken, key=lambda each: -each[1]), dim
+        for i, (d, far) in enumerate(taken[:-1]):
+            reach = sum((size[e] - 1) * near for e, near in taken[i + 1 :]) + 1
+            x, at = x.narrow(at, 0, (size[d] - 1) * far + reach).unfold(at, reach, far), x.ndim
+        last, step = taken[-1]
+        x = x[(slice(None),) * at + (slice(0, (size[last] - 1) * step + 1, step),)]
+        kept = [taken[0][0], *kept, *(d for d, _ in taken[1:])]
+    x = x.permute([kept.index(d) for d in sorted(kept)])
+    for d in range(len(size)):
+        if d not in kept:
+            x = x.unsqueeze(d)
+    return x.expand(*size)
 
-    found = taken()
-    return ShardTensor(found.local, found.spec, copied=Copy(input, found.local, lambda: taken().local))
+
+class _Run(NamedTuple):
+    """Dims that lie one after the other in memory, the outermost first, and the strides that step through them."""
+
+    dims: list[int]
+    rows: int
+    step: int
+    taken: list[tuple[int, int]]  # dims of the result, and how many rows each steps
+
+    def reach(self, size: Sequence[int]) -> int:
+        return sum((size[d] - 1) * rows for d, rows in self.taken) + 1
+
+
+def _runs_of(shape: Sequence[int], strides: Strides, size: Sequence[int], stride: Sequence[int]) -> list[_Run] | None:
+    """Return runs of dims, the outermost first, in whose rows the strides step; None if they leave the tensor."""
+    if strides is UNKNOWN or 0 in shape or any(n > 1 and not s for n, s in zip(shape, strides, strict=True)):
+        return None
+    runs = [_Run([d], shape[d], strides[d], []) for d in range(len(shape)) if shape[d] > 1]
+    runs.sort(key=lambda run: -run.step)
+    while True:
+        for run in runs:
+            run.taken.clear()
+        for d, (n, step) in enumerate(zip(size, stride, strict=True)):
+            if n > 1 and step:
+                fitting = next((run for run in runs if step % run.step == 0), None)
+                if fitting is None:
+                    return None
+                fitting.taken.append((d, step // fitting.step))
+        far = next((i for i, run in enumerate(runs) if run.reach(size) > run.rows), None)
+        if far is None:
+            return runs
+        if not far or runs[far - 1].step != runs[far].rows * runs[far].step:
+            return None
+        outer, inner = runs[far - 1 : far + 1]
+        runs[far - 1 : far + 1] = [_Run(outer.dims + inner.dims, outer.rows * inner.rows, inner.step, [])]
 
 
 # -- columns -------------------------------------------------------------------------------------------------------

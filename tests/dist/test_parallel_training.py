@@ -435,13 +435,15 @@ def trains_on_two_axes(rank, num_ranks, strategy):
     grid = torch.randn(5, 3, 3, dtype=torch.float64)
     (alone(grid).square().mean() + alone(grid.mean(dim=1)).sum()).backward()
     h, w = axis_rank(mesh, "h"), axis_rank(mesh, "w")
-    shapes = {"h": [(n, (2, 1)[w], 3) for n in (4, 1)], "w": [((4, 1)[h], n, 3) for n in (2, 1)]}
-    x = grid.split((4, 1))[h].split((2, 1), 1)[w]
     domain = domain_mesh(mesh, ("h", "w"))
-    x = ShardTensor.from_local(x, domain, (Shard(0), Shard(1)), sharding_shapes=shapes)
-    # once on both axes, once on rows that are sharded along one only
-    (model(x).square().mean() + model(x.mean(dim=1)).sum()).backward()
-    assert_equal_models(model, alone)
+    for rows, columns in (((4, 1), (2, 1)), ((0, 5), (2, 1)), ((5, 0), (0, 3))):  # three of four ranks without a cell
+        shapes = {"h": [(n, columns[w], 3) for n in rows], "w": [(rows[h], n, 3) for n in columns]}
+        x = grid.split(rows)[h].split(columns, 1)[w]
+        x = ShardTensor.from_local(x, domain, (Shard(0), Shard(1)), sharding_shapes=shapes)
+        # once on both axes, once on rows that are sharded along one only
+        (model(x).square().mean() + model(x.mean(dim=1)).sum()).backward()
+        assert_equal_models(model, alone)
+        model.zero_grad()
 
 
 @by_strategy

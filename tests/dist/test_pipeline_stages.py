@@ -27,6 +27,7 @@ from scidata.testing.ranks import RankError
 BATCH, CHUNKS = 8, 4
 KINDS = ["ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B"]
 SIZES = [(7, 2), (0, 9)]  # rows of each domain rank
+BY_ROW = [((7, 2), (0, 9)), ((0, 9), (4, 5))]  # the same for each of two dp rows
 
 
 class Attention(nn.Module):
@@ -128,7 +129,8 @@ class Pipeline:
         dp = mesh["dp"].get_local_rank()
         self.whole, outputs = train_alone(mesh["dp"].size())
         self.expected = outputs[dp]
-        spec = ShardSpec.even(mesh["domain"], [Shard(2)], (BATCH, 2, 9, 3), {"domain": sizes})
+        own = sizes[dp] if isinstance(sizes[0], tuple) else sizes
+        spec = ShardSpec.even(mesh["domain"], [Shard(2)], (BATCH, 2, 9, 3), {"domain": own})
         x, target = [shard_of(each.to(device), spec) for each in data(dp)]
         self.args = (x,) if 0 in self.modules else ()
         self.kwargs = {"target": target} if self.count - 1 in self.modules else {}
@@ -151,10 +153,10 @@ class Pipeline:
             module.zero_grad()
 
 
-def _train(rank, size, dp, runs):
+def _train(rank, size, dp, runs, layouts=SIZES):
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     mesh = scidata.init_mesh(dp=dp, domain=2, extra={"pp": 2})
-    for (kind, strategy), sizes in itertools.product(runs, SIZES):
+    for (kind, strategy), sizes in itertools.product(runs, layouts):
         pipeline = Pipeline(mesh, kind, strategy, sizes)
         pipeline.step()
         if kind == "ScheduleGPipe":
@@ -182,6 +184,12 @@ def _count(pipeline):
 
 def test_gradients_of_one_process():
     run_ranks(_train, 4, 1, [*((kind, "ddp") for kind in KINDS), ("Schedule1F1B", "fsdp")])
+
+
+@pytest.mark.parametrize(("kind", "strategy"), [("Schedule1F1B", "ddp"), ("ScheduleGPipe", "fsdp")])
+@pytest.mark.slow_for("ScheduleGPipe-fsdp")
+def test_other_sizes_in_each_dp_row(kind, strategy):
+    run_ranks(_train, 8, 2, [(kind, strategy)], BY_ROW)
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ class Block(nn.Module):
         self.readout = MLP()
 
     def forward(self, x):
-        x = x + self.position
+        x = x + self.position[: x.shape[1]]
         x = x + self.attention(self.norm1(x))
         x = x + checkpoint(self.mlp, self.norm2(self.frozen(x)), use_reentrant=False)
         return x, self.readout(x.mean(dim=1))  # what is pooled is plain, so torch's own DTensors compute with it
@@ -176,7 +176,7 @@ def test_a_model_that_sees_wholes(domain, tp, averaged):
 
 
 def check_steps(rank, num_ranks):
-    """Two optimizer steps of two micro-batches each, on dp x domain x tp."""
+    """Two optimizer steps of two micro-batches each, on dp x domain x tp; each dp row has extents and parts of its own."""
     mesh = mesh_of(2, 2, dp=2)
     single = made(Block, 0)
     model = parallelize_module(made(Block, rank), mesh["tp"], PLAN)
@@ -185,14 +185,20 @@ def check_steps(rank, num_ranks):
         torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=0.01, momentum=0.9) for m in (model, single)
     ]
     x = torch.randn(2, 2, 2, 3, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    spec = ShardSpec.even(mesh["domain"], [Shard(1)], (3, 7, 12), {0: (5, 2)})
-    for batches in x:
-        first, last = batches
-        dp = mesh["dp"].get_local_rank()
+    dp = mesh["dp"].get_local_rank()
+    for turn, batches in enumerate(x):
+        parts = [((5, 2), (0, 4)), ((0, 7), (3, 1))][turn]  # by dp row
+        specs = [ShardSpec.even(mesh["domain"], [Shard(1)], (3, sum(each), 12), {0: each}) for each in parts]
+        first, last = [[rows[:, : sum(each)] for rows, each in zip(batch, parts, strict=True)] for batch in batches]
         with scidata.no_sync(model):
-            loss_of(model, shard_of(first[dp], spec)).backward()
-        loss_of(model, shard_of(last[dp], spec)).backward()
-        sum(loss_of(single, part) / 2 for part in batches.flatten(0, 1)).backward()
+            loss_of(model, shard_of(first[dp], specs[dp])).backward()
+        loss_of(model, shard_of(last[dp], specs[dp])).backward()
+        sum(loss_of(single, part) / 2 for part in (*first, *last)).backward()
+        for (name, p), q in zip(model.named_parameters(), single.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), name
+            if q.grad is not None:
+                scale = float(q.grad.abs().max())
+                torch.testing.assert_close(whole_of(p.grad) / scale, q.grad / scale, rtol=1e-12, atol=1e-12, msg=name)
         for step in steps:
             step.step()
             step.zero_grad()

@@ -115,6 +115,26 @@ def test_writes_to_what_windows_are_of_show():
     run_ranks(check_windows_are_views, 2)
 
 
+def check_written_by_places(rank, num_ranks):
+    """What is taken by places is a view where it is no window of a sharded dim."""
+
+    def zeroed(x):
+        y = x * 1
+        y.as_strided((2, 2), (2, 1)).zero_()
+        y.mT.as_strided((2, 3), (48, 12)).zero_()
+        y.as_strided((2, 4, 4, 6), (192, 48, 12, 1)).mul_(3)
+        return y
+
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = torch.randn(2, 4, 8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for sizes in ((5, 3), (0, 8)):
+        assert_like_one_process(zeroed, [x], [ShardSpec.even(mesh, [Shard(2)], x.shape, {0: sizes})])
+
+
+def test_writes_by_places():
+    run_ranks(check_written_by_places, 2)
+
+
 def check_errors(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     x = shard_of(torch.randn(2, 4, 8, 6), ShardSpec.even(mesh, [Shard(2)], (2, 4, 8, 6), {0: (5, 3)}))
@@ -133,8 +153,7 @@ def check_errors(rank, num_ranks):
     for call in (
         lambda: x.unfold(2, 0, 1),
         lambda: x.as_strided((2, 2), (2, 1), 1),
-        lambda: x.mT.as_strided((2, 2), (2, 1)),
-        lambda: x.as_strided((2, 2), (2, 1)).zero_(),
+        lambda: x.as_strided((2, 4, 7, 2, 6), (192, 48, 6, 6, 1)).zero_(),  # windows across the bound
     ):
         with pytest.raises(UnsupportedShardOp, match="Remedy"):
             call()

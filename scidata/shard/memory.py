@@ -196,7 +196,9 @@ def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> o
 def infer_strides(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Strides | None, ...]:
     """Return each result's strides in one process; None for row-major ones."""
     if func in _SIZED:
-        args, kwargs = _with_numbers(args, kwargs)
+        sizes = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+        if kwargs or not _INT.issuperset(map(type, sizes)):
+            args, kwargs = _with_numbers(args, kwargs)
     if "generator" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     try:
@@ -209,8 +211,6 @@ def infer_strides(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[St
 
 def _with_numbers(args: _Args, kwargs: _Kwargs) -> tuple[_Args, _Kwargs]:
     """Return arguments with plain tensors of sizes as numbers, since the strides depend on these."""
-    if not kwargs and _INT.issuperset(map(type, args[1:])):
-        return args, kwargs
     others, named = tree_map_only(Tensor, lambda x: x.tolist() if type(x) is Tensor else x, (args[1:], kwargs))
     return (*args[:1], *others), named
 

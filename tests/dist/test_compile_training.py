@@ -375,6 +375,19 @@ def one_output(mesh):
     trains(mesh, pair(mesh), run)
 
 
+class MakesModules(Small):
+    """Its forward puts a parameter into a new module, as tensorly's factorized weights do."""
+
+    def forward(self, x):
+        held = nn.Module()
+        held.position = self.position
+        return super().forward(x + held.get_parameter("position").mean())
+
+
+def parameters_of_new_modules(mesh):
+    trains(mesh, pair(mesh, MakesModules))
+
+
 class ReadsIds(Small):
     """One of its results is never used, and integers among its arguments decide what it computes."""
 
@@ -515,7 +528,7 @@ ON_TWO = [
     checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, ranks_meet,
     autograd_grad,
     backward_twice, functional_call, two_forwards, one_output, an_output_of_a_checkpoint_is_left_out,
-    arguments_of_one_another, frozen, saved_and_loaded,
+    parameters_of_new_modules, arguments_of_one_another, frozen, saved_and_loaded,
     hooks_fire, gradients_of_parameters_inside,
 ]  # fmt: skip
 ON_FOUR = [accumulation]

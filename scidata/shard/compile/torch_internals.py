@@ -274,8 +274,9 @@ def tracing() -> Iterator[None]:
         with (
             config.patch(backward_pass_autocast="off"),
             inside(context),
-            _hidden(FunctionalTensorMode, "__torch_dispatch__"),
-            _hidden(torch.fx.Graph, "python_code"),
+            _wrapped(FunctionalTensorMode, "__torch_dispatch__", _hidden),
+            _wrapped(torch.fx.Graph, "python_code", _hidden),
+            _wrapped(nn.Module, "register_parameter", _taking_traced),
         ):
             yield
     finally:
@@ -283,10 +284,8 @@ def tracing() -> Iterator[None]:
         _symbolic_trace._wrapped_fns_to_patch.update(wrapped)
 
 
-@contextmanager
-def _hidden(kind: type, name: str) -> Iterator[None]:
-    """Hide what a method does from profilers."""
-    method = getattr(kind, name)
+def _hidden(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that hides what it does from profilers."""
 
     def hidden(*args: Any, **kwargs: Any) -> Any:
         profile = sys.getprofile()
@@ -296,7 +295,25 @@ def _hidden(kind: type, name: str) -> Iterator[None]:
         finally:
             sys.setprofile(profile)
 
-    setattr(kind, name, hidden)
+    return hidden
+
+
+def _taking_traced(register: Callable[..., None]) -> Callable[..., None]:
+    """Return ``register_parameter`` for modules that a forward makes of parameters: traced ones are no leaves."""
+
+    def register_traced(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        is_traced = getattr(param, "_is_param", False) and getattr(param, "grad_fn", None) is not None
+        register(module, name, None if is_traced else param)
+        if is_traced:
+            module._parameters[name] = param
+
+    return register_traced
+
+
+@contextmanager
+def _wrapped(kind: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    method = getattr(kind, name)
+    setattr(kind, name, wrap(method))
     try:
         yield
     finally:

@@ -19,9 +19,10 @@ from scidata.sources.twins import At, Block, Metadata, has_checksum
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-#: Where blocks name a B-tree's root, or a list of free space, which HDF5 does not need for reading. Others that it has
-#: not followed must be the same.
-_UNUSED = {b"BTHD": 16, b"FRHP": 38, b"FSHD": 54}
+#: Where blocks name a B-tree's root, or a list of free space, which HDF5 does not need for reading, and headers of
+#: objects the times at which they were made and changed. Others that it has not followed must be the same.
+_UNUSED = {b"BTHD": slice(16, 24), b"FRHP": slice(38, 46), b"FSHD": slice(54, 62), b"OHDR": slice(6, 22)}
+_HAS_TIMES = 0x20
 _IN_HEAP = range(13, 22)  # where a block of a heap may have its checksum
 
 
@@ -55,7 +56,7 @@ def _length(data: bytes, address: int, is_object: bool) -> int:
     """Return the bytes of the block that begins with what was read; of most kinds it is all that was read."""
     if data[:4] == b"OHDR":
         flags = data[5]
-        at, width = 6 + 16 * bool(flags & 0x20) + 4 * bool(flags & 0x10), 1 << (flags & 3)
+        at, width = 6 + 16 * bool(flags & _HAS_TIMES) + 4 * bool(flags & 0x10), 1 << (flags & 3)
         return at + width + int.from_bytes(data[at : at + width], "little") + 4
     if is_object:
         return 16 + int.from_bytes(data[8:12], "little")
@@ -66,10 +67,12 @@ def _length(data: bytes, address: int, is_object: bool) -> int:
 
 
 def _block(address: int, data: bytes) -> Block:
-    unused = _UNUSED.get(data[:4], 0)
+    unused = _UNUSED.get(data[:4], slice(0))
+    if data[:4] == b"OHDR" and not data[5] & _HAS_TIMES:
+        unused = slice(0)
     places = (len(data) - 4, *_IN_HEAP)
     checksum = next((at for at in places if 0 < at <= len(data) - 4 and has_checksum(data, at)), None)
-    return Block(address, data, slice(unused, unused + 8 * bool(unused)), checksum)
+    return Block(address, data, unused, checksum)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import math
 import os
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import h5py
 import numpy as np
@@ -30,6 +33,18 @@ _PLAIN_CLASSES = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING, h5py.h5t.VL
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 
 
+#: Files that HDF5 reads through Python. It closes them after Python has ended, and crashes, if a daemon thread still
+#: holds one.
+_streamed: WeakValueDictionary[int, h5py.File] = WeakValueDictionary()
+_count = itertools.count()
+
+
+@atexit.register
+def _close_streamed() -> None:
+    for h5 in [*_streamed.values()]:
+        h5.close()
+
+
 def open_h5(path: str, *, guarded: bool = False, stream: GuardedFile | None = None) -> h5py.File:
     """Open a file or URL for reading.
 
@@ -49,7 +64,8 @@ def open_h5(path: str, *, guarded: bool = False, stream: GuardedFile | None = No
         if stream is not None:
             if not is_url(path) and heeds_locks() and files().is_locked(path):
                 raise BlockingIOError("its lock is held")
-            return h5py.File(stream, "r")
+            h5 = _streamed[next(_count)] = h5py.File(stream, "r")
+            return h5
         # best-effort: file systems without locks can be read, a file that somebody is writing is refused
         return retried(path, lambda: h5py.File(path, "r", locking="best-effort"))
     except BlockingIOError as e:

@@ -683,6 +683,25 @@ def test_a_file_that_is_being_written_is_refused_with_the_reason(tmp_path):
     assert list(HDF5Source(tmp_path / "a.h5").arrays) == ["u"]
 
 
+def test_a_daemon_thread_that_holds_a_file_behind_a_url_lets_python_end(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as h5:
+        h5["v"] = np.arange(6.0)
+    code = """
+import sys, threading, time
+from fsspec.implementations.memory import MemoryFileSystem
+from scidata.read.arrays import read_array
+from scidata.sources import open_source
+MemoryFileSystem().pipe("/a.h5", open(sys.argv[1], "rb").read())
+source = open_source("memory://a.h5")
+print(read_array(source, source.arrays["v"]))
+threading.Thread(target=lambda held: time.sleep(60), args=[source], daemon=True).start()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a.h5"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_over_a_url(tmp_path):
     fsspec = pytest.importorskip("fsspec", reason="reads URLs")
     data = values((20, 30), "f4")

@@ -44,6 +44,7 @@ ELSEWHERE = (
     "tables",
     "windows",
     "sphere",
+    "sparse",
 )
 BY_CHANCE = ("bernoulli",)  # test_memory_order
 #: Losses that compare with margins: test_ops_points.

@@ -149,13 +149,19 @@ folder, cache = sys.argv[1], DiskCache(sys.argv[1], 40 * DiskCache(".").entry_nb
 random.seed(0)
 filled = 0
 for number in range(60):
+    begun, begins = os.pipe()
     child = os.fork()
     if not child:
         for k in range(10**6):
             cache.put(key_of(1000 * number + k), rows_of(1000 * number + k))
+            os.write(begins, b"1")
+    if number % 2:
+        os.read(begun, 1)  # a busy machine may not have run it at all
     time.sleep(random.uniform(0.001, 0.03))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    os.close(begun)
+    os.close(begins)
     for path in entries(cache):
         if path.name.startswith(".new-"):
             filled += 1

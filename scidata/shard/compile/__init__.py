@@ -40,7 +40,7 @@ from scidata.shard.compile.torch_internals import (
     set_compiled_call,
 )
 from scidata.shard.compile.values import Leaf, Values, aliases_of, firsts_of, leaf_of
-from scidata.shard.compile.watch import noting
+from scidata.shard.compile.watch import may_watch, noting
 from scidata.shard.op_table import FALLBACKS
 from scidata.shard.torch_internals import backward_pass, has_dual_level, is_in_a_mode, is_transforming, tree_flatten
 
@@ -162,6 +162,8 @@ class Region:
         left_out = self._left_out.get(key, [])
         if len(left_out) > _MOST_USES:
             self._tell("calls are run eagerly whose losses use now some of its results, and now others")
+            return self._plainly(call, args, kwargs)
+        if not may_watch():
             return self._plainly(call, args, kwargs)
         if not self._is_ready(key, is_backward=is_backward):
             return self._first(key, call, args, kwargs)

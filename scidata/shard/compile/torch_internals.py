@@ -256,7 +256,7 @@ def tracing() -> Iterator[None]:
     """Let tensors with values be constants of the graph: plans of exchanges, and tensors that closures hold.
 
     And have the backward pass that is captured run as an eager one does: without the forward pass's autocast. What
-    torch does to write operators down is hidden from profilers: :class:`.watch.Watch` would take as long again for it.
+    torch does to write operators down is hidden from :class:`.watch.Watch`, which would take as long again for it.
     """
     from torch._functorch import config
     from torch._guards import TracingContext
@@ -285,10 +285,12 @@ def tracing() -> Iterator[None]:
 
 
 def _hidden(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that hides what it does from profilers."""
+    """Return a method that hides what it does from a profiler written in Python."""
 
     def hidden(*args: Any, **kwargs: Any) -> Any:
         profile = sys.getprofile()
+        if not callable(profile):
+            return method(*args, **kwargs)
         sys.setprofile(None)
         try:
             return method(*args, **kwargs)

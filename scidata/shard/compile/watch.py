@@ -63,7 +63,21 @@ def noting(codes: dict[int, types.CodeType]) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(before)
+        _put_back(before)
+
+
+def may_watch() -> bool:
+    """Whether a profiler that looks now can be put back; torch's, which looks for stacks, cannot."""
+    profiler = sys.getprofile()
+    return profiler is None or callable(profiler) or hasattr(profiler, "enable")
+
+
+def _put_back(profiler: Any) -> None:
+    """Have a profiler look again; before Python 3.12 cProfile's are no functions, and install themselves."""
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        profiler.enable()
 
 
 class Watch:
@@ -104,7 +118,7 @@ class Watch:
         """Look no more; does nothing the second time."""
         if self._looks:
             self._looks = False
-            sys.setprofile(self._before)
+            _put_back(self._before)
             if self._collects:
                 gc.enable()
 

@@ -1,6 +1,7 @@
 """A snapshot holds while what Python code can reach is the same, and puts it back."""
 
 import collections
+import cProfile
 import datetime
 import functools
 import itertools
@@ -291,3 +292,18 @@ def test_the_environment_counts_but_for_what_inductor_writes_there(monkeypatch):
     assert snapshot.holds()
     monkeypatch.setenv("SCALE_OF_A_USER", "2")
     assert not snapshot.holds()
+
+
+@pytest.mark.parametrize("kind", ["cProfile", "stacks"])
+def test_steps_are_compiled_under_a_profiler(kind):
+    model, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    scidata.compile(model, backend="aot_eager")
+    stacks = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True)
+    with cProfile.Profile() if kind == "cProfile" else stacks:
+        before = sys.getprofile()
+        for _ in range(4):
+            model(x).sum().backward()
+        assert sys.getprofile() is before
+    for _ in range(2):
+        model(x).sum().backward()
+    assert regions_of(model)[0].captured

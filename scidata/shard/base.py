@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 from torch import Tensor
 from torch.autograd import Function
@@ -16,9 +16,11 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.op_table import HANDLERS, TRANSFORMS
 from scidata.shard.spec import HaloDim, ShardSpec, Strides
 from scidata.shard.torch_internals import (
+    Saved,
     forbid_address,
     make_wrapper,
     version_of,
+    watch_checkpoints,
     watch_data,
     watch_functions,
     watch_scripts,
@@ -46,6 +48,14 @@ class ViewState:
 
     def put_back(self) -> None:
         """Copy writes to the tensor to its original."""
+
+
+def _save(x: Tensor, save: Callable[[Tensor], Any]) -> Any:
+    """Save a tensor that may be sharded, for a checkpoint that runs again; kept ghost rows are saved with it."""
+    if not isinstance(x, ShardBase) or not x.local.requires_grad or vars(x):
+        return save(x)
+    kind, spec, halo, state, strides = type(x), x.spec, x.halo, x.copied, x.global_strides
+    return Saved(save(x.local), lambda local: kind(local, spec, halo=halo, copied=state, global_strides=strides))
 
 
 class ShardBase(Tensor):
@@ -85,6 +95,7 @@ class ShardBase(Tensor):
             watch_transforms(ShardBase, TRANSFORMS)
             watch_scripts(ShardBase)
             watch_data(ShardBase)
+            watch_checkpoints(_save)
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "

@@ -4,13 +4,13 @@ Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` tes
 other module uses a private name; those of process groups and loaders are in
 :mod:`scidata.device_mesh.torch_internals`.
 
-Six things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
+Seven things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
 ``autograd.Function.apply`` by one that looks at the arguments first, and ``forward`` of those functions whose ``apply``
 may have been taken before. :func:`keep_out_of_graphs`: the first tensor made, or model parallelized, in a process that
 has Dynamo adds this package to the modules that Dynamo does not trace. The first ShardTensor also has
 :func:`watch_transforms` put functions that look at the arguments first in the places of four that ``torch.func`` calls,
-and :func:`watch_scripts` and :func:`watch_data` one in those of scripted functions' ``__call__`` and of parameters'
-``data``.
+and :func:`watch_scripts`, :func:`watch_data` and :func:`watch_checkpoints` one in those of scripted functions'
+``__call__``, of parameters' ``data`` and of what saves a checkpoint's arguments.
 The first model parallelized has ``torch.compile`` look whether it is given one
 (:mod:`scidata.shard.compile.of_torch`).
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import unwrap
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -456,6 +457,31 @@ def watch_data(kind: type[Any]) -> None:
         plain.__set__(x, value.full_tensor() if isinstance(value, kind) and type(x) is torch.nn.Parameter else value)
 
     torch.nn.Parameter.data = property(plain.__get__, set_data)  # type: ignore[assignment, unused-ignore]
+
+
+def watch_checkpoints(save: Callable[[Any, Callable[[Tensor], Any]], Any]) -> None:
+    """Save a checkpoint's arguments by ``save(x, save_tensor)``; what it returns has a method ``unpack``.
+
+    A tensor whose part alone has a graph would be saved as one without: an outer checkpoint detaches what it keeps.
+    """
+    from torch.utils import checkpoint as its
+
+    plain = getattr(its, "_make_saved_tensor", None)  # before torch 2.13 a Function saves them
+    if plain is not None:
+        unpacked = its.SavedTensor, Saved
+        vars(its).update(_make_saved_tensor=lambda x, **how: save(x, partial(plain, **how)), SavedTensor=unpacked)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved tensor, and what is made of it again."""
+
+    tensor: Any
+    make: Callable[[Tensor], Tensor]
+
+    def unpack(self) -> Tensor:
+        """Return what was saved."""
+        return self.make(self.tensor.unpack())
 
 
 def sees(given: object, kind: type[Tensor]) -> bool:

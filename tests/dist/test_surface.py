@@ -1,6 +1,7 @@
 """All the ways in which Python and torch reach a tensor: on a ShardTensor each is right, or raises with a remedy."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -36,6 +37,9 @@ def changed(write):
         return y
 
     return function
+
+
+checkpointed = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
 
 
 def with_gradient(function):
@@ -83,6 +87,9 @@ RIGHT = {
     "functional_call": lambda x: torch.func.functional_call(torch.nn.Linear(4, 2), {"weight": torch.ones(2, 4).double(), "bias": torch.ones(2).double()}, x),
     "fx": lambda x: torch.fx.symbolic_trace(lambda t: t.sin() + t)(x),
     "compile": lambda x: torch.compile(lambda t: t.sin() + 1, backend="eager")(x),
+    "checkpoint in a checkpoint": with_gradient(
+        lambda x: checkpointed(lambda y: checkpointed(torch.sin, y * 2).cos(), x * 3)
+    ),
     "checkpoint": with_gradient(lambda x: torch.utils.checkpoint.checkpoint(lambda t: t.sin(), x, use_reentrant=False)),
     "function, no gradient": lambda x: Double.apply(x),
     "jacobian": lambda x: torch.autograd.functional.jacobian(lambda t: (t * t).sum(), x),

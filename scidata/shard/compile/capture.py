@@ -37,6 +37,7 @@ from scidata.shard.compile.torch_internals import (
     keep_in_forward,
     lists_of_weights,
     make_boxed,
+    recomputing,
     tracing,
 )
 from scidata.shard.compile.values import Leaf, aliases_of, contents, facts, result_of
@@ -133,6 +134,7 @@ def capture(
     results: list[Leaf] = []
     result_trees: list[Any] = []
     by_value = bool(snapshot.fixed) or any(leaf.is_fixed for leaf in leaves)
+    latest: list[Tensor] = []  # of the last run
     num_forward: list[int] = []  # collectives of the forward pass
     tensors = _collect(places, leaves)
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
@@ -154,8 +156,15 @@ def capture(
         shards = [x for x in given if isinstance(x, ShardBase)]
         return [result_of(x, shards) for x in flat], result_tree
 
+    @contextmanager
+    def inside() -> Iterator[None]:
+        """Run a checkpoint's function again as its forward was run."""
+        with _swapped(places, latest[: len(places)], snapshot.modules), constants:
+            yield
+
     def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
         calls.clear()  # the last run is the one that is written down
+        latest[:] = tensors
         for i, groups in put_off.items():
             defer(tensors[i], groups)
         versions = [*map(version_of, tensors)]
@@ -178,10 +187,11 @@ def capture(
             given_back = tuple(x.clone() if has_values(x) else x for x in given_back)
         return *[x.detach() if i in left_out else x for i, x in enumerate(given_back)], *told
 
-    def joined(gm: GraphModule) -> None:
+    def joined(gm: GraphModule) -> bool:
         watch.stop()  # partitioners run code of other packages
         for node in _collectives(gm):
             keep_in_forward(node, is_forward=node.args[-1] in range(*num_forward))
+        return constants.has_checkpoints
 
     def check(*graphs: GraphModule) -> None:
         """Before anything is compiled."""
@@ -258,7 +268,7 @@ def capture(
         left_out=left_out,
     )
     made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot, leaves), run=run, again=again)
-    with capturing(known) as calls, tracing(), watch:
+    with capturing(known) as calls, tracing(), recomputing(constants, inside), watch:
         try:
             compiled(*[x.view_as(x) if x.requires_grad else x for x in tensors])
         except _CompiledError:

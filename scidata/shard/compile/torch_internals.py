@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,9 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, *, folds: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._folds, self._checkpoint = folds, checkpoint_hook()
+        self._folds = folds
+        self.has_checkpoints = False
+        self._drawn: list[Iterator[object] | list[object]] = []  # of checkpoints inside: numbers to draw again, or kept
         self.read: dict[int, tuple[Tensor, int]] = {}
         self.errors: list[str] = []  # of values that code asked for, whether or not it catches them
         self._made: dict[int, Tensor] = {}  # tensors computed here, by storage
@@ -70,8 +72,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         """Compute, or hand on to the tracer."""
-        if checkpoint_hook() not in (None, self._checkpoint):
-            raise TypeError("it calls torch.utils.checkpoint, and a graph would save what that is not to save")
+        if self._drawn and draws(func):
+            return self._draw_in_checkpoint(func, args, kwargs or {})
         if "c10d" in func.namespace:  # its order among scidata's collectives is left to compilers
             self.errors.append(f"{func} communicates past scidata")
             raise TypeError(self.errors[-1])
@@ -117,6 +119,31 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.read[id(x)] = x, version_of(x)
         self._made |= {storage_of(x): x for x in new if storage_of(x) not in known}
         return found
+
+    @contextmanager
+    def checkpoint(self, frame: Any, *, again: bool) -> Iterator[None]:
+        """Keep the random numbers that a checkpoint's forward draws; when it is run ``again``, draw those."""
+        self.has_checkpoints, kept = True, vars(frame).setdefault("drawn", [])
+        self._drawn.append(iter(kept) if again else kept)
+        try:
+            yield
+        finally:
+            self._drawn.pop()
+
+    def _draw_in_checkpoint(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Draw, or return what was drawn, where a checkpoint may be run in another that is run again."""
+        x, again = args[0], [i for i, kept in enumerate(self._drawn) if not isinstance(kept, list)]
+        if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
+            raise TypeError(f"{func} draws by a generator inside torch.utils.checkpoint")
+        if again:
+            drawn = next(self._drawn[again[-1]])  # type: ignore[arg-type]
+        elif func._schema.is_mutable:
+            drawn = torch.ops.scidata.draw(x.shape, x.stride(), func._opname, args[1:], x.dtype, x.device)
+        else:
+            drawn = func(*args, **kwargs)
+        for kept in self._drawn[again[-1] + 1 if again else 0 :]:
+            kept.append(drawn)  # type: ignore[union-attr]
+        return x.copy_(drawn) if func._schema.is_mutable else drawn
 
     def _is_fill(self, held: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
         """Whether a single number is repeated: computed values are likely to be written there."""
@@ -211,7 +238,7 @@ def captured_function(
     function: Callable[..., Any],
     forward: Compiler,
     backward: Compiler,
-    joined: Callable[[GraphModule], None],
+    joined: Callable[[GraphModule], bool],
     parted: Callable[..., None],
     *,
     fuses: bool,
@@ -219,12 +246,12 @@ def captured_function(
     """Return a function that captures ``function`` at its first call, forward and backward, and runs the graphs.
 
     ``functorch.compile`` is public, and says that it may change. With ``fuses``, operators are those of inductor, and
-    values that are cheap to compute are computed again in backward. ``joined`` is called with the graph of both ways,
-    and ``parted`` with the two that are made of it.
+    values that are cheap to compute are computed again in backward, unless ``joined`` says that the function chose
+    itself, which is called with the graph of both ways. ``parted`` is called with the two that are made of it.
     """
     from functorch import compile as compilers  # type: ignore[import-untyped]
 
-    table, part = None, compilers.default_partition
+    table, cut = None, compilers.default_partition
     if fuses:
         from torch._inductor.decomposition import select_decomp_table
 
@@ -233,11 +260,10 @@ def captured_function(
         for name in ("bernoulli", "bernoulli_", "native_dropout", "rand_like", "randn_like"):
             for overload in getattr(torch.ops.aten, name).overloads():
                 table.pop(getattr(getattr(torch.ops.aten, name), overload), None)
-        part = compilers.min_cut_rematerialization_partition
+        cut = compilers.min_cut_rematerialization_partition
 
     def partition(*args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        joined(args[0])
-        both = part(*args, **kwargs)
+        both = (compilers.default_partition if joined(args[0]) else cut)(*args, **kwargs)
         parted(*both)
         return both
 
@@ -284,6 +310,44 @@ def tracing() -> Iterator[None]:
         _symbolic_trace._wrapped_fns_to_patch.update(wrapped)
 
 
+@contextmanager
+def recomputing(constants: Constants, inside: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Have checkpoints inside a captured function leave out and compute again, so that its graphs do.
+
+    Hooks on saved tensors see nothing of what is traced, but for these. Each function that is run again in the backward
+    pass is run in ``inside()``. Reentrant checkpoints, which call ``backward()``, are refused by torch.
+    """
+    from torch.utils import checkpoint as its
+
+    see: Callable[[bool], bool] = torch._C._autograd._saved_tensors_hooks_set_tracing
+
+    def seen(kind: type, frame_of: Callable[[Any], Any], *, again: bool) -> type:
+        class Seen(kind):  # type: ignore[misc]
+            def __init__(self, frame: Any, *args: Any) -> None:
+                super().__init__(frame, *args)
+                self._frame, self._stack = frame_of(frame), ExitStack()
+
+            def __enter__(self) -> object:
+                if again:
+                    self._stack.enter_context(inside())
+                self._stack.enter_context(constants.checkpoint(self._frame, again=again))
+                self._stack.callback(see, see(False))
+                return super().__enter__()
+
+            def __exit__(self, *error: object) -> None:
+                super().__exit__(*error)
+                self._stack.close()
+
+        return Seen
+
+    with (
+        _wrapped(its, "_checkpoint_hook", lambda kind: seen(kind, lambda frame: frame, again=False)),
+        _wrapped(its, "_recomputation_hook", lambda kind: seen(kind, lambda reference: reference(), again=True)),
+        _wrapped(its, "_is_compiling", lambda _: lambda *_: False),  # what is chosen is saved, not marked for compilers
+    ):
+        yield
+
+
 def _hidden(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that hides what it does from a profiler written in Python."""
 
@@ -313,13 +377,13 @@ def _taking_traced(register: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def _wrapped(kind: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    method = getattr(kind, name)
-    setattr(kind, name, wrap(method))
+def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    method = getattr(owner, name)
+    setattr(owner, name, wrap(method))
     try:
         yield
     finally:
-        setattr(kind, name, method)
+        setattr(owner, name, method)
 
 
 def keep_in_forward(node: Node, *, is_forward: bool) -> None:

@@ -110,6 +110,7 @@ for folder in ("shard", "loader", "device_mesh", "data", "interop"):
             importlib.import_module(found.name)
 assert Function.__dict__["apply"] is apply
 assert "data" not in vars(torch.nn.Parameter)
+assert torch.utils.checkpoint._make_saved_tensor is torch._C._autograd._make_saved_tensor
 assert sys.excepthook is sys.__excepthook__
 assert dist.c10d_logger._c10d_logger.filters == []
 assert "torch._dynamo" not in sys.modules
@@ -124,6 +125,7 @@ checked = Function.__dict__["apply"].__func__
 assert "scidata" in checked.__code__.co_filename
 assert any(cell.cell_contents is apply for cell in checked.__closure__)  # replaced once
 assert torch.nn.Parameter.data.fget.__self__ is torch.Tensor.data
+assert "scidata" in torch.utils.checkpoint._make_saved_tensor.__code__.co_filename
 """
 
 

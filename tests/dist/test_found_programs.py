@@ -53,6 +53,17 @@ FOUND = {
         ],
         0,
     ),
+    "rows and columns are named by ids on shards, of which some have one row": (
+        (3,),
+        [given("x0", (6, 3, 4), (0, (4, 0, 2)), grad=True)],
+        [
+            "v0 = (x0.detach()[:, 0, 0].abs() * 3).long().clamp(max=2)",
+            "v1 = x0[v0[:1], v0[1:2], None]",
+            "v2 = x0[v0[4:5], v0] + x0[v0, v0[:1]].sin()",
+            "total(v1 * v2).backward()",
+        ],
+        0,
+    ),
     "a median is written to": (
         (2, 2),
         [given("x0", (2, 1, 3), (2, (1, 2)), (1, (1, 0)), grad=True)],

@@ -70,7 +70,8 @@ def _each_of_a_dim(tensors: Mapping[int, Tensor]) -> bool:
     shapes = [(1,) * (num - tensors[d].ndim) + tuple(tensors[d].shape) for d in dims]
     numbers = all(t.dtype not in (torch.bool, torch.uint8) for t in tensors.values())
     alone = all(len(shape) == num and math.prod(shape) == shape[i] for i, shape in enumerate(shapes))
-    return num > 1 and dims == [*range(dims[0], dims[0] + num)] and numbers and alone
+    makes_product = num == max(t.ndim for t in tensors.values())  # not so ``x[i, j]`` of an ``i`` with one row
+    return num > 1 and dims == [*range(dims[0], dims[0] + num)] and numbers and alone and makes_product
 
 
 def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:

@@ -98,13 +98,14 @@ class Snapshot:
     def fix_integers(self) -> bool:
         """Take buffers of integers for values that stay, not for what is read anew; returns whether there are any.
 
-        Counters, which have no dim, are left.
+        Counters, integers without a dim, are left; flags are not.
         """
         places, self.places = self.places, []
         for each in places:
             held, name = each[0]
             x = held[name]
-            if type(x) not in (Tensor, nn.Buffer) or not x.ndim or x.is_floating_point() or x.is_complex():
+            is_counter = not x.ndim and x.dtype != torch.bool
+            if type(x) not in (Tensor, nn.Buffer) or is_counter or x.is_floating_point() or x.is_complex():
                 self.places.append(each)
             else:
                 self.fixed.append(Fixed(held, name, x, x.clone(), facts_of(x)))

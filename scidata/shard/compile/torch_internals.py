@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx import GraphModule, Node
 from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from scidata.core.checks import check_choice
 from scidata.errors import ConfigError, near_matches
@@ -66,6 +66,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._drawn: list[Iterator[object] | list[object]] = []  # of checkpoints inside: numbers to draw again, or kept
         self.read: dict[int, tuple[Tensor, int]] = {}
         self.errors: list[str] = []  # of values that code asked for, whether or not it catches them
+        self._known: dict[int, tuple[Tensor, int, Tensor]] = {}  # traced tensors, by id: versions and values
         self._made: dict[int, Tensor] = {}  # tensors computed here, by storage
 
     def __torch_dispatch__(
@@ -97,11 +98,16 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._folds and not folds and func is torch.ops.aten.index.Tensor:
             args = args[0], self._rows_of(args[1])
         if not folds:
+            value = self._value_of(func, args, kwargs or {}, tensors)
+            if value is not None and not value.is_floating_point():  # what code may branch on
+                self._made[storage_of(value)] = value
+                return value
             try:
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 raise
+            return self._know(result, value)
         with unseen():
             found = func(*args, **(kwargs or {}))
         new = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
@@ -111,7 +117,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 # of constants alone, torch makes one that cannot be written to
                 new_like = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device=found.device)
                 return new_like.copy_(found)
-            return func(*args, **(kwargs or {}))
+            return self._know(func(*args, **(kwargs or {})), found)
         if sum(x.nbytes for x in new if storage_of(x) not in known) > _MOST_FOLDED:
             return func(*args, **(kwargs or {}))
         for x in held:
@@ -150,6 +156,24 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_larger = sum(x.nbytes for x in new) > sum(x.nbytes for x in held)
         are_made = all(storage_of(x) in self._made for x in held)
         return is_larger and are_made and all(x.is_floating_point() for x in (*held, *new))
+
+    def _know(self, x: object, value: object) -> object:
+        """Keep the values of a tensor that is traced, as it may be written to: they are good until it is."""
+        if isinstance(x, Tensor) and isinstance(value, Tensor) and value.nbytes <= _MOST_KNOWN:
+            self._known[id(x)] = x, version_of(x), value
+        return x
+
+    def _value_of(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Return what an operator makes of tensors whose values are known; None if one is not."""
+        if not self._known or func.namespace != "aten" or draws(func) or func._schema.is_mutable:
+            return None
+        held = [self._known.get(id(x)) for x in tensors]
+        if not held or any(found is None or found[1] != version_of(x) for x, found in zip(tensors, held, strict=True)):
+            return None
+        given = tree_map(lambda x: self._known[id(x)][2] if isinstance(x, Tensor) else x, (args, kwargs))
+        with unseen():
+            found = func(*given[0], **given[1])
+        return found if isinstance(found, Tensor) and found.nbytes <= _MOST_KNOWN else None
 
     def _rows_of(self, index: Any) -> list[Tensor | None]:
         """Replace masks with known values in an index by the positions of their true elements."""
@@ -191,6 +215,7 @@ _FILLS = frozenset(
     for name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 )
 _MOST_FOLDED = 1 << 24  # bytes of a constant
+_MOST_KNOWN = 1 << 20  # and of a traced tensor whose values are kept
 
 
 def _like_drawn(shape: Any, strides: Any, _0: str, _1: object, dtype: torch.dtype, device: torch.device) -> Tensor:

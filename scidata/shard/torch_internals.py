@@ -468,8 +468,9 @@ def watch_checkpoints(save: Callable[[Any, Callable[[Tensor], Any]], Any]) -> No
 
     plain = getattr(its, "_make_saved_tensor", None)  # before torch 2.13 a Function saves them
     if plain is not None:
-        unpacked = its.SavedTensor, Saved
-        vars(its).update(_make_saved_tensor=lambda x, **how: save(x, partial(plain, **how)), SavedTensor=unpacked)
+        names = vars(its)
+        names["_make_saved_tensor"] = lambda x, **how: save(x, partial(plain, **how))
+        names["SavedTensor"] = (names["SavedTensor"], Saved)  # as ``isinstance`` takes them
 
 
 @dataclass(frozen=True)

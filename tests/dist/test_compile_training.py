@@ -45,9 +45,11 @@ class Small(nn.Module):
 
 def pair(mesh, make=Small, compiled=lambda m: scidata.compile(m, backend="aot_eager"), **options):
     """Return two models of the same weights, the second compiled."""
-    torch.manual_seed(0)
-    first = make()
-    second = copy.deepcopy(first)
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        made.append(make())
+    first, second = made
     return scidata.parallelize(first, mesh, **options), compiled(scidata.parallelize(second, mesh, **options))
 
 
@@ -301,7 +303,7 @@ def with_one_rank_eager(mesh, take, spread, steps=5):
     eager = Small()
     compiled = scidata.compile(spread(copy.deepcopy(eager), mesh), backend="aot_eager")
     if mesh.get_rank() == 1:
-        compiled.head.register_forward_hook(lambda *_: None)
+        compiled.head.register_full_backward_pre_hook(lambda *_: None)
     trains(mesh, (spread(eager, mesh), compiled), run, steps=steps, expected=mesh.get_rank() != 1)
     return partial(run, compiled, mesh, steps)
 
@@ -323,6 +325,54 @@ def ranks_meet(mesh):
     for take in (lambda loss, *_: loss.backward(), of_argument, of_parameters, some):
         with_one_rank_eager(mesh, take, scidata.parallelize)
         with_one_rank_eager(mesh, take, lambda model, mesh: model)
+
+
+class Remembers(Small):
+    """Keeps results in attributes, and has torch's hooks that do, a user's hook, and an output that is kept as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.kept = None, None
+        self.normed = nn.utils.spectral_norm(nn.Linear(3, 3)).double()
+        nn.utils.weight_norm(self.head)
+        self.embed.register_forward_hook(lambda module, args, y: y * 2)
+
+    def forward(self, x):
+        rows, pooled = super().forward(torch.tanh(self.normed(x)))
+        self.last, self.kept = rows.sin(), pooled
+        return rows, pooled
+
+
+def attributes_are_assigned(mesh):
+    def run(model, mesh, index):
+        loss = loss_of(model, part_of(sample(index), mesh))
+        kept.append(tuple(whole(x.detach()) for x in (model.last, model.kept, model.normed.weight)))
+        if index % 4 > 1:
+            loss = loss + model.last.square().mean()
+        loss.backward()
+        return loss.detach()
+
+    kept = []
+    models = pair(mesh, Remembers)
+    trains(mesh, models, run, steps=2, expected=1)
+    assert regions_of(models[1])[0].captured, "as a whole"
+    trains(mesh, models, run, steps=8, expected=0)
+    for a, b in zip(kept[::2], kept[1::2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    models[1].eval()
+    models[0].eval()
+    trains(mesh, models, run, steps=2, expected=0)
+
+
+def reads_what_it_assigned(mesh):
+    class Recurrent(Small):
+        def forward(self, x):
+            rows, pooled = super().forward(x)
+            rows = rows + self.before.detach() if hasattr(self, "before") else rows
+            self.before = rows
+            return rows, pooled
+
+    trains(mesh, pair(mesh, Recurrent), steps=4, expected=0)
 
 
 def autograd_grad(mesh):
@@ -539,7 +589,7 @@ def arguments_of_one_another(mesh):
 ON_TWO = [
     overlap, accumulation, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
     checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, ranks_meet,
-    autograd_grad,
+    autograd_grad, attributes_are_assigned, reads_what_it_assigned,
     backward_twice, functional_call, two_forwards, one_output, an_output_of_a_checkpoint_is_left_out,
     parameters_of_new_modules, arguments_of_one_another, frozen, saved_and_loaded,
     hooks_fire, gradients_of_parameters_inside,

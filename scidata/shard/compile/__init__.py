@@ -23,7 +23,7 @@ from scidata.shard.comm.operators import OtherValuesError, expecting, tapes, tel
 from scidata.shard.comm.operators import noting as keep
 from scidata.shard.compile.backward import mesh_of, tell_ranks, watch_results
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
-from scidata.shard.compile.reach import EffectError, NotCapturedError
+from scidata.shard.compile.reach import AssignsError, EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -174,7 +174,7 @@ class Region:
             if not is_alone:
                 return self._plainly(call, args, kwargs)
             try:
-                made = self._captured(key, call, flat, all_leaves, tree, left_out[-1] if left_out else ())
+                made = self._captured(key, call, flat, all_leaves, tree, left_out[-1] if left_out else None)
             except NotCapturedError as e:
                 made, reason, is_effect = None, str(e), isinstance(e, EffectError)
         if made is not None:
@@ -231,7 +231,7 @@ class Region:
         flat: Any,
         leaves: Sequence[Leaf],
         tree: Any,
-        left_out: Sequence[int],
+        left_out: Sequence[int] | None,
     ) -> Captured:
         """Capture a call without values, else with those of constants, or of integers among arguments and buffers."""
         ways, reason = [(False, False), (True, False), (True, True)], NotCapturedError()
@@ -273,22 +273,28 @@ class Region:
         flat: Sequence[Any],
         leaves: Sequence[Leaf],
         tree: Any,
-        left_out: Sequence[int],
+        left_out: Sequence[int] | None,
         known: Sequence[tuple[str, torch.Tensor]],
         *,
         folds: bool,
         fixes: bool,
+        assigned: Sequence[tuple[dict[str, Any], str]] = (),
     ) -> Captured:
         options, fuses = self._options, self._options.backend == "inductor"
         others = [x for x in flat if isinstance(x, nn.Module | type | FunctionType)]
-        snapshot = Snapshot([self._module or self._call, *others], ran=self._ran)
-        hooked = next((type(x).__name__ for x in snapshot.modules if x is not self._module and has_hooks(x)), None)
+        snapshot = Snapshot([self._module or self._call, *others], ran=self._ran, assigned=assigned)
+        inside = [x for x in snapshot.modules if x is not self._module]
+        hooked = next((type(x).__name__ for x in inside if has_hooks(x, refused=True)), None)
         if hooked is not None:
             raise NotCapturedError(f"a {hooked} inside it has hooks")
         if fixes and not snapshot.fix_integers():
             raise NotCapturedError("it has no buffers of integers")
         given = leaves, firsts_of(flat), tree, snapshot, options.compilers()
-        return capture(call, *given, left_out, known, fuses=fuses, folds=folds)
+        try:
+            return capture(call, *given, left_out, known, fuses=fuses, folds=folds)
+        except AssignsError as e:
+            found = [*assigned, *e.assigned]
+        return self._capture(call, flat, leaves, tree, left_out, known, folds=folds, fixes=fixes, assigned=found)
 
     def _open(self, reason: str) -> None:
         """Run eagerly from now on, and let the modules inside be captured by themselves."""

@@ -36,7 +36,8 @@ from scidata.shard.torch_internals import (
     version_of,
 )
 
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # no result of a training step depends on them
+#: Of buffers that no result of a training step depends on.
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,6 +52,7 @@ class Again:
     # numbers of results that require grad, for whose gradients there is no graph, as no loss uses them
     left_out: Sequence[int]
     unused: Sequence[int] = ()  # places of tensors that require grad, and get none
+    written: Sequence[int] = ()  # places of buffers that it writes to, and computes with
     draws: bool = False  # whether it draws random numbers
     sends: bool = False  # whether its backward graph has collectives
     next_left_out: Sequence[int] | None = None  # other such numbers, by a backward pass since
@@ -155,7 +157,7 @@ class Again:
 
     def _check(self, inputs: Any) -> None:
         changed = [i for i, x in enumerate(inputs.held) if version_of(x) != inputs.versions[i]]
-        names = {self.snapshot.places[i][0][1] for i in changed} - {*_STATISTICS}
+        names = {self.snapshot.places[i][0][1] for i in changed} - {*STATISTICS}
         if names or not self.snapshot.holds():
             error = UnsupportedShardOp(
                 "a compiled call is run again in backward, for create_graph=True or as the loss uses some of its "
@@ -221,7 +223,7 @@ class _Inputs(Function):
     def forward(ctx: Any, how: tuple[Again, list[int], list[Tensor]], *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.again, ctx.trained, tensors = how
         ctx.told, ctx.last_told = (), -1
-        ctx.held = tensors[: ctx.again.held]
+        ctx.held = [x.clone() if i in ctx.again.written else x for i, x in enumerate(tensors[: ctx.again.held])]
         ctx.versions = [*map(version_of, ctx.held)]
         ctx.drawn = ctx.again.drawn(tensors)
         ctx.save_for_backward(*tensors[ctx.again.held :])

@@ -23,9 +23,9 @@ from scidata.device_mesh.devices import ATTENTION_KERNELS
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, is_operator
 from scidata.shard.comm.sums import defer, deferral, num_deferred
-from scidata.shard.compile.backward import Again
+from scidata.shard.compile.backward import STATISTICS, Again
 from scidata.shard.compile.overlap import overlap, settling, share_results
-from scidata.shard.compile.reach import EffectError, NotCapturedError
+from scidata.shard.compile.reach import AssignsError, EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -39,8 +39,9 @@ from scidata.shard.compile.torch_internals import (
     make_boxed,
     recomputing,
     tracing,
+    unreadable,
 )
-from scidata.shard.compile.values import Leaf, aliases_of, contents, facts, result_of
+from scidata.shard.compile.values import Leaf, aliases_of, contents, facts, leaf_of, result_of
 from scidata.shard.compile.watch import Watch
 from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_unflatten, version_of
 
@@ -118,7 +119,7 @@ def capture(
     tree: Any,
     snapshot: Snapshot,
     compilers: tuple[Compiler, Compiler],
-    left_out: Sequence[int],
+    left_out: Sequence[int] | None,
     known: Sequence[tuple[str, Tensor]],
     *,
     fuses: bool,
@@ -127,14 +128,16 @@ def capture(
     """Capture a call; raises NotCapturedError.
 
     ``firsts``: of each leaf the place of the first that is the same tensor.
-    No loss uses the results whose numbers are ``left_out``. With ``folds``, what is computed of constants alone is not
-    captured, but computed, so that its values can be read. ``known`` are results of its collectives in an eager call.
+    No loss uses the results whose numbers are ``left_out``; None: those that it assigns to modules. With ``folds``,
+    what is computed of constants alone is not captured, but computed, so that its values can be read. ``known`` are
+    results of its collectives in an eager call.
     """
     places, constants, watch = snapshot.places, Constants(folds=folds), Watch()
     results: list[Leaf] = []
     result_trees: list[Any] = []
     by_value = bool(snapshot.fixed) or any(leaf.is_fixed for leaf in leaves)
     latest: list[Tensor] = []  # of the last run
+    unread = [_unread(held[name]) for held, name in snapshot.assigned]
     num_forward: list[int] = []  # collectives of the forward pass
     tensors = _collect(places, leaves)
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
@@ -143,7 +146,7 @@ def capture(
     share = any(isinstance(each, tuple) and each[1:] != (0, each[0]) for each in aliases_of(tensors))
 
     def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
-        with _swapped(places, tensors[: len(places)], snapshot.modules):
+        with _swapped(places, tensors[: len(places)], snapshot.modules), _assigned(snapshot.assigned, unread) as new:
             left = iter(tensors[len(places) :])
             made_each = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             given = [made_each[i] for i in firsts]
@@ -154,12 +157,13 @@ def capture(
         if [*map(id, contents((args, kwargs)))] != [*map(id, before)]:
             raise EffectError("it changes a container among its arguments")
         shards = [x for x in given if isinstance(x, ShardBase)]
-        return [result_of(x, shards) for x in flat], result_tree
+        return [result_of(x, shards) for x in (*flat, *new)], result_tree
 
     @contextmanager
     def inside() -> Iterator[None]:
         """Run a checkpoint's function again as its forward was run."""
-        with _swapped(places, latest[: len(places)], snapshot.modules), constants:
+        held = _swapped(places, latest[: len(places)], snapshot.modules)
+        with held, constants, _assigned(snapshot.assigned, unread, some=True):
             yield
 
     def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -169,11 +173,15 @@ def capture(
             defer(tensors[i], groups)
         versions = [*map(version_of, tensors)]
         results[:], result_trees[:] = (found := call(tensors, constants))[0], [found[1]]
+        if assigned := snapshot.newly_assigned():
+            raise AssignsError(assigned)
         if not snapshot.holds():  # check each run: two changes may cancel
             raise EffectError("its forward changes attributes or globals")
         written = {i for i, version in enumerate(versions) if version_of(tensors[i]) != version}
         if any(tensors[i].requires_grad for i in written):
             raise EffectError("it writes to an argument that requires grad")
+        names = [each[0][1] for each in places]
+        again.written = [i for i in written if i < len(places) and names[i] not in STATISTICS]
         if written and share:
             raise EffectError("it writes to an argument, and some share memory")
         if any(x is given for x in _tensors_of(results) for given in tensors[: len(places)]):
@@ -185,7 +193,12 @@ def capture(
             if not all(constants.has_made(x) for x in given_back if has_values(x)):
                 raise NotCapturedError("a result may share memory with integers among the arguments or buffers")
             given_back = tuple(x.clone() if has_values(x) else x for x in given_back)
-        return *[x.detach() if i in left_out else x for i, x in enumerate(given_back)], *told
+        if left_out is None:  # no loss is expected to use what is assigned
+            num_returned = len(given_back) - len(_tensors_of(results[len(results) - len(snapshot.assigned) :]))
+            again.left_out = [i for i in range(num_returned, len(given_back)) if given_back[i].requires_grad]
+        if again.left_out and len({*map(storage_of, given_back)}) < len(given_back):
+            given_back = tuple(x.clone() if i in again.left_out else x for i, x in enumerate(given_back))
+        return *[x.detach() if i in again.left_out else x for i, x in enumerate(given_back)], *told
 
     def joined(gm: GraphModule) -> bool:
         watch.stop()  # partitioners run code of other packages
@@ -257,7 +270,10 @@ def capture(
         num = sum(len(leaf.tensors) for leaf in results)
         left = iter(again.watched(found[:num], found[num:], inputs, tensors))
         given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in results]
-        return tree_unflatten(given, result_trees[0])
+        num_assigned = len(snapshot.assigned)
+        for (held, name), x in zip(snapshot.assigned, given[len(given) - num_assigned :], strict=True):
+            held[name] = x
+        return tree_unflatten(given[: len(given) - num_assigned], result_trees[0])
 
     again = Again(
         function=lambda tensors: _tensors_of(call(tensors, nullcontext())[0]),
@@ -265,7 +281,7 @@ def capture(
         held=len(places),
         put_off=put_off,
         casts=casts(),
-        left_out=left_out,
+        left_out=left_out or (),
     )
     made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot, leaves), run=run, again=again)
     with capturing(known) as calls, tracing(), recomputing(constants, inside), watch:
@@ -345,6 +361,36 @@ def _swapped(
                 held[name] = x
         for attributes, found in lists:
             attributes.update(found)
+
+
+def _unread(x: object) -> object:
+    """Return a tensor in place of one that no graph may read; None stays."""
+    if not isinstance(x, Tensor):
+        return x
+    leaf = leaf_of(x)
+    return leaf.make(*map(unreadable, leaf.tensors))
+
+
+@contextmanager
+def _assigned(
+    places: Sequence[tuple[dict[str, Any], str]], unread: Sequence[object], *, some: bool = False
+) -> Iterator[list[Any]]:
+    """Yield a list that has at the end what the call assigned to attributes, which are then put back.
+
+    What they held is replaced by tensors that cannot be read: a graph has not what an earlier call left there. With
+    ``some``, not all need to be assigned.
+    """
+    before, found = [held[name] for held, name in places], list[Any]()
+    for (held, name), x in zip(places, unread, strict=True):
+        held[name] = x
+    try:
+        yield found
+    finally:
+        found += [held.get(name) for held, name in places]
+        for (held, name), x in zip(places, before, strict=True):
+            held[name] = x
+    if not some and any(new is x or not isinstance(new, Tensor) for new, x in zip(found, unread, strict=True)):
+        raise EffectError("its forward assigns tensors to a module in some calls")
 
 
 def _collect(places: Sequence[Sequence[tuple[dict[str, Any], str]]], leaves: Sequence[Leaf]) -> list[Tensor]:

@@ -18,7 +18,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +55,14 @@ class NotCapturedError(Exception):
 
 class EffectError(NotCapturedError):
     """A call does more than compute its result."""
+
+
+class AssignsError(EffectError):
+    """A call assigns tensors to these attributes of modules."""
+
+    def __init__(self, assigned: Sequence[tuple[dict[str, Any], str]]) -> None:
+        super().__init__(f"its forward assigns {assigned[0][1]!r} to a module")
+        self.assigned = assigned
 
 
 def _package(module: object) -> str:
@@ -95,6 +103,36 @@ class Reached:
     puts: list[Callable[[], object]] = field(default_factory=list)  # restore state that is not listed above
 
 
+class Others(Mapping[str, Any]):
+    """A module's attributes but those that a call assigns."""
+
+    def __init__(self, held: dict[str, Any], names: set[str]) -> None:
+        self.held, self._names = held, names
+
+    def __getitem__(self, name: str) -> Any:
+        return self.held[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.held if name not in self._names)
+
+    def __len__(self) -> int:
+        return len(self.held) - len(self._names & self.held.keys())
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Make these the values."""
+        for name in {*self} - values.keys():
+            del self.held[name]
+        self.held.update(values)
+
+
+def _kind_in(held: Mapping[str, object], name: str) -> tuple[object, ...]:
+    """Return what code may ask of an attribute that holds a tensor or None, besides the tensor's values."""
+    x = held.get(name)
+    if not isinstance(x, Tensor):
+        return type(x), x is None
+    return type(x), x.spec if isinstance(x, ShardBase) else x.shape, x.dtype, x.device, x.requires_grad
+
+
 class Walk:
     """Walks everything reachable from some objects; of functions only those whose code has run, by code id in
     ``codes``.
@@ -102,8 +140,18 @@ class Walk:
     Where ``codes`` is None, all functions but those of installed packages whose code is not in ``ran``.
     """
 
-    def __init__(self, roots: Iterable[object], codes: Mapping[int, Any] | None, ran: Container[int]) -> None:
+    def __init__(
+        self,
+        roots: Iterable[object],
+        codes: Mapping[int, Any] | None,
+        ran: Container[int],
+        assigned: Sequence[tuple[dict[str, Any], str]],
+    ) -> None:
         self._codes, self._ran, self._reached = codes, ran, Reached()
+        self._assigned: dict[int, set[str]] = {}  # names, by the id of the dict of attributes
+        for held, name in assigned:
+            self._assigned.setdefault(id(held), set()).add(name)
+            self._ask(functools.partial(_kind_in, held, name))
         self._seen: dict[int, object] = {}
         self._todo: list[Any] = list(roots)
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any], set[str]]] = {}
@@ -168,7 +216,8 @@ class Walk:
     def _module(self, x: nn.Module) -> None:
         self.modules.append(x)
         self.held += (parameters_of(x), buffers_of(x))
-        self._map(vars(x), _HELD)
+        names = self._assigned.get(id(vars(x)))
+        self._map(Others(vars(x), names) if names else vars(x), _HELD)
         self._reached.objects.append(x)
         kind = type(x)
         if not is_foreign(kind.__module__):

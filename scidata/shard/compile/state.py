@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_, itemgetter, methodcaller
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scidata.shard.compile.reach import SKIPPED, Reached, Walk, facts_of, is_equal
+from scidata.shard.compile.reach import SKIPPED, Others, Reached, Walk, facts_of, is_equal
 
 _values: Callable[[Mapping[Any, Any]], Iterable[Any]] = methodcaller("values")
 
@@ -45,13 +45,19 @@ class Snapshot:
     """State of some objects and of everything that they reach, at the time of creation.
 
     ``places``: where parameters and buffers are kept: of each tensor the dicts and names.
+    ``assigned``: attributes of modules, as dicts and names, which the call assigns tensors to; of these the kinds of
+    tensors are compared.
     """
 
     def __init__(
-        self, roots: Iterable[object], codes: Mapping[int, Any] | None = None, ran: Container[int] = ()
+        self,
+        roots: Iterable[object],
+        codes: Mapping[int, Any] | None = None,
+        ran: Container[int] = (),
+        assigned: Sequence[tuple[dict[str, Any], str]] = (),
     ) -> None:
-        self._roots = list(roots)
-        walk = Walk(self._roots, codes, ran)
+        self._roots, self.assigned = list(roots), assigned
+        walk = Walk(self._roots, codes, ran, assigned)
         self.modules: list[nn.Module] = walk.modules
         self._held = walk.held
         self._held_keys = [*chain.from_iterable(self._held)]
@@ -90,7 +96,7 @@ class Snapshot:
 
         Places are those of this one.
         """
-        new = Snapshot(self._roots, codes)
+        new = Snapshot(self._roots, codes, (), self.assigned)
         new.modules, new.places, new._tied, new.fixed = self.modules, self.places, self._tied, self.fixed
         new._held, new._held_keys, new._none = self._held, self._held_keys, self._none
         return new
@@ -119,6 +125,17 @@ class Snapshot:
             return self._holds()
         except Exception:  # a parameter is gone, or values cannot be compared: they are others
             return False
+
+    def newly_assigned(self) -> list[tuple[dict[str, Any], str]]:
+        """Return the modules' attributes that hold other tensors now, and held tensors or None."""
+        of_modules = {id(vars(module)): vars(module) for module in self.modules}
+        return [
+            (of_modules[place], name)
+            for values, kept in zip(self._maps, self._copies, strict=True)
+            if (place := id(values.held if isinstance(values, Others) else values)) in of_modules
+            for name, x in values.items()
+            if isinstance(x, Tensor) and x is not kept.get(name, x) and isinstance(kept[name], Tensor | None)
+        ]
 
     def has_drawn(self) -> bool:
         """Whether random numbers were drawn of a generator that no graph knows."""
@@ -194,7 +211,11 @@ class Snapshot:
                 x.clear()
                 x.extend(kept) if isinstance(x, list | deque) else x.update(kept)
         for values, copy in zip(self._maps, self._copies, strict=True):
-            if isinstance(values, dict) and ([*values] != [*copy] or not all(map(is_, values.values(), copy.values()))):
+            if isinstance(values, Others):
+                values.put(copy)
+            elif isinstance(values, dict) and (
+                [*values] != [*copy] or not all(map(is_, values.values(), copy.values()))
+            ):
                 values.clear()
                 values.update(copy)
         for scope, names, absent in self._found.scopes:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -241,11 +242,29 @@ def be_parameter(x: Tensor, like: Tensor) -> None:
         x._is_param = True
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module runs more than its ``forward``; torch has no public list of hooks."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+def unreadable(x: Tensor) -> Tensor:
+    """Return a tensor of the same memory format and kind with which nothing can be computed during capture."""
+    with FakeTensorMode():  # torch mixes no two such modes
+        found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return found.requires_grad_(x.requires_grad)
+
+
+def has_hooks(module: nn.Module, *, refused: bool = False) -> bool:
+    """Whether a call of the module runs more than its ``forward``; torch has no public list of hooks.
+
+    With ``refused``, only hooks that a graph of a larger module cannot have: of the backward pass, and those by which
+    libraries spread a module over ranks.
+    """
+    hooks: list[Any] = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    if refused:
+        hooks = [x for x in hooks if _origin(x).startswith(("torch.distributed", "torch._", "scidata"))]
+    return bool(hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def _origin(hook: Any) -> str:
+    """Return the name of the module that defines a hook."""
+    hook = inspect.unwrap(hook.func if isinstance(hook, partial) else hook)
+    return getattr(hook, "__module__", None) or type(hook).__module__
 
 
 def has_global_hooks() -> bool:

@@ -184,6 +184,43 @@ def side_effects(mesh):
     assert twins.compiled.num == twins.eager.num == 5
     assert twins.compiled.kept["seen"] == [1, 2, 3, 4, 5]
 
+    class Freezes(Model):
+        def forward(self, x):
+            self.linear.bias.requires_grad = False
+            x = x * 1
+            x.requires_grad = True
+            return super().forward(x)
+
+    twins = Twins(mesh, Freezes().double())
+    twins.steps(num=2)
+    assert twins.num_graphs == 1, "of what is frozen already"
+    twins.both(lambda m: m.linear.bias.requires_grad_())
+    twins.steps(num=4)
+    assert not twins.compiled.linear.bias.requires_grad
+
+
+def hooks_inside(mesh):
+    class Hooked(Model):
+        def __init__(self):
+            super().__init__()
+            self.linear.register_forward_hook(lambda module, args, y: y * 2)
+            self.linear.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+
+    twins = Twins(mesh, Hooked().double())
+    twins.steps(num=3)
+    assert twins.num_graphs == 1
+    twins.both(lambda m: m.linear.register_forward_hook(lambda module, args, y: y.sin()))
+    twins.steps(num=3)
+    assert twins.num_graphs == 2
+    seen = []
+    twins.both(lambda m: m.linear.register_forward_hook(lambda module, args, y: seen.append(y.to_local().detach())))
+    twins.steps(num=4)
+    assert len(seen) == 8, "what a hook keeps is kept at each call"
+    twins = Twins(mesh, Hooked().double())
+    twins.both(lambda m: m.linear.register_full_backward_hook(lambda *_: None))
+    twins.steps(num=3)
+    assert "hooks" in twins.reason
+
 
 def errors(mesh):
     twins = Twins(mesh)
@@ -280,7 +317,7 @@ def one_rank_alone(mesh):
 
 
 EACH = [
-    layouts, changes, globals_and_arguments, modes, side_effects, errors, sizes_that_vary, copies, another_thread,
+    layouts, changes, globals_and_arguments, modes, side_effects, hooks_inside, errors, sizes_that_vary, copies, another_thread,
     several_threads, one_rank_alone,
 ]  # fmt: skip
 

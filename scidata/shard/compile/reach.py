@@ -397,7 +397,7 @@ _READ = _OF_TENSORS | {
     "is_anomaly_enabled",  # which it is while a step is captured
     *("fork_rng", "get_rng_state", "set_rng_state"),
 }
-_SET = frozenset({"data", "grad", "requires_grad"})
+_SET = frozenset({"data", "grad"})
 _OF_VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")  # which may have the name of an attribute
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM"})
 

@@ -218,3 +218,36 @@ def test_a_backward_graph_that_cannot_be_compiled_runs_as_it_is():
     compiled(x).sum().backward()
     torch.testing.assert_close(x.grad, 3 * (1 - torch.tanh(torch.ones(3)) ** 2))
     assert len(num) == 2
+
+
+class OfMask(nn.Module):
+    """Branches on a mask that is all ones unless ``write`` changes it, as attention masks that are made for a call."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.write = write
+        self.register_buffer("is_initialized", torch.tensor(False))
+
+    def forward(self, x):
+        if not self.is_initialized:
+            self.is_initialized.fill_(True)
+        mask = torch.ones(x.shape)
+        self.write(mask, x)
+        return x * 2 if bool(mask[None].to(torch.bool).all()) and self.is_initialized else x * 3
+
+
+@pytest.mark.parametrize(
+    ("write", "is_whole"),
+    [
+        (lambda mask, x: None, True),
+        (lambda mask, x: mask[0].zero_(), False),
+        (lambda mask, x: mask.mul_(x.detach() > 0), False),
+        (lambda mask, x: mask.view(3, 1)[1:].mul_(x.detach()[1:, None] > 0), False),
+    ],
+)
+def test_branches_on_a_mask_of_ones_are_captured_until_it_is_written_to(write, is_whole):
+    compiled = scidata.compile(model := OfMask(write), backend="aot_eager")
+    for sign in (1, 1, 1, -1, 1):
+        x = torch.full((3,), float(sign), requires_grad=True)
+        torch.testing.assert_close(compiled(x), model.forward(x))
+    assert bool(regions_of(compiled)[0].captured) == is_whole

@@ -319,6 +319,7 @@ class Walk:
             spec, local = shard.spec, shard.local
             self._reached.asked.append((lambda: shard.spec is spec and shard.local is local, True))
             x = local
+        refuse_sparse(x)
         if type(x) not in (Tensor, nn.Parameter, nn.Buffer) or not x.untyped_storage().resizable():
             raise NotCapturedError(f"it holds a {type(x).__name__} that others may write to: make it a buffer")
         self._reached.asked.append((lambda: facts_of(x), facts_of(x)))
@@ -428,6 +429,12 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _nested(inner)
+
+
+def refuse_sparse(x: Tensor) -> None:
+    """Raise for a tensor without strides and a storage, of which nothing tells whether it was written to."""
+    if x.layout is not torch.strided:
+        raise NotCapturedError("it uses a sparse tensor")
 
 
 def _slots_of(kind: type) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scidata.shard.compile.reach import SKIPPED, Others, Reached, Walk, facts_of, is_equal
+from scidata.shard.compile.reach import SKIPPED, Others, Reached, Walk, facts_of, is_equal, refuse_sparse
 
 _values: Callable[[Mapping[Any, Any]], Iterable[Any]] = methodcaller("values")
 
@@ -66,6 +66,7 @@ class Snapshot:
         for held in self._held:
             for name, x in held.items():
                 if x is not None:
+                    refuse_sparse(x)
                     by_id.setdefault(id(x), []).append((held, name))
         self.places = list(by_id.values())
         self._tied = [each for each in self.places if len(each) > 1]

@@ -22,7 +22,7 @@ from torch.nn.parameter import Buffer
 from scidata.core.cache import Cache
 from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.comm.sums import deferral
-from scidata.shard.compile.reach import SIMPLE_TYPES, NotCapturedError
+from scidata.shard.compile.reach import SIMPLE_TYPES, NotCapturedError, refuse_sparse
 from scidata.shard.compile.torch_internals import memory_facts
 from scidata.shard.graphs.ghosts import held_ghosts, keep_ghosts
 from scidata.shard.graphs.local_graph import HopCounts
@@ -188,6 +188,7 @@ def facts(x: Tensor) -> Hashable:
     """Return the guarded facts of a graph's input tensor; raise for kinds that a graph cannot take."""
     if type(x) not in _PLAIN:
         raise NotCapturedError(f"it uses a {type(x).__name__}")
+    refuse_sparse(x)
     found = deferral(x) if x.requires_grad else None
     return memory_facts(x), None if found is None else found.groups
 

@@ -251,3 +251,23 @@ def test_branches_on_a_mask_of_ones_are_captured_until_it_is_written_to(write, i
         x = torch.full((3,), float(sign), requires_grad=True)
         torch.testing.assert_close(compiled(x), model.forward(x))
     assert bool(regions_of(compiled)[0].captured) == is_whole
+
+
+@pytest.mark.parametrize("how", ["buffer", "attribute", "argument"])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors_are_used_eagerly(how, layout):
+    class Multiplies(nn.Module):
+        def forward(self, x, matrix=None):
+            return (self.matrix if matrix is None else matrix) @ self.linear(x)
+
+    model, matrix = Multiplies(), torch.eye(3).mul(2).to_sparse(layout=layout)
+    model.linear = nn.Linear(3, 3)
+    if how == "attribute":
+        model.matrix = matrix
+    elif how == "buffer":
+        model.register_buffer("matrix", matrix)
+    compiled, given = scidata.compile(model, backend="aot_eager"), (matrix,) if how == "argument" else ()
+    for _ in range(3):
+        x = torch.randn(3, 3)
+        torch.testing.assert_close(compiled(x, *given), model.forward(x, *given))
+    assert "sparse" in regions_of(compiled)[0].reason

@@ -32,7 +32,7 @@ OF_VALUES |= {"distribution"}  # whose arguments torch checks
 #: torch has no rule for its shapes.
 OF_SHAPES = {"ctc_loss_mean", "ctc_loss_sum", "ctc_loss_none", "packed", "sparse values"}
 #: Closures that hold sparse tensors.
-OF_SPARSE = {"sparse"}
+OF_SPARSE = {"sparse", "sparse_too"}
 #: Results that require grad, and have none.
 OF_COUNTS = {"norm_0"}
 

@@ -478,6 +478,29 @@ def an_output_of_a_checkpoint_is_left_out(mesh):
     assert num_captured(model.model) == 1
 
 
+def forwards_run_ahead_of_backwards(mesh):
+    """Checkpoints are run again by what ran in their forward, though graphs are captured and dropped meanwhile."""
+
+    def compiled(m):
+        scidata.compile(m.model, backend="aot_eager")
+        return m
+
+    models, grads = pair(mesh, Outside, compiled), ([], [])
+    for model, found in zip(models, grads, strict=True):
+        ahead = []
+        for index in range(12):
+            ahead.append(model(part_of(sample(index), mesh)))
+            if len(ahead) < 3:
+                continue
+            rows, pooled = ahead.pop(0)
+            (rows.square().mean() + (pooled.sum() if index not in (6, 7, 8) else 0)).backward()
+            found.append([whole(p.grad) for p in model.parameters() if p.grad is not None])
+            model.zero_grad()
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+    assert num_captured(models[1].model) >= 1
+
+
 def frozen(mesh):
     eager, compiled = pair(mesh)
     trains(mesh, (eager, compiled), steps=3)
@@ -590,7 +613,7 @@ ON_TWO = [
     overlap, accumulation, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
     checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, ranks_meet,
     autograd_grad, attributes_are_assigned, reads_what_it_assigned,
-    backward_twice, functional_call, two_forwards, one_output, an_output_of_a_checkpoint_is_left_out,
+    backward_twice, functional_call, two_forwards, one_output, an_output_of_a_checkpoint_is_left_out, forwards_run_ahead_of_backwards,
     parameters_of_new_modules, arguments_of_one_another, frozen, saved_and_loaded,
     hooks_fire, gradients_of_parameters_inside,
 ]  # fmt: skip

@@ -27,8 +27,9 @@ from scidata.shard.compile.reach import AssignsError, EffectError, NotCapturedEr
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
+    Run,
     called_module,
-    checkpoint_hook,
+    checkpoint,
     compiled_call,
     eager_call,
     forward_of_wrapped,
@@ -89,7 +90,7 @@ class Region:
         self.captured: dict[Any, list[Captured]] = {}
         self.reason = ""
         self.parts: list[Region] = []
-        self._seen: dict[Any, bool] = {}  # keys, and whether a backward pass has run a call of it again
+        self._seen: dict[Any, None] = {}  # keys
         self._left_out: dict[Any, list[Sequence[int]]] = {}  # by key: results that losses did not use, each time others
         self._told: set[str] = set()
         self._ran: dict[int, CodeType] = {}  # of the first call
@@ -100,15 +101,21 @@ class Region:
         self._num_others = 0  # calls whose ranks held other integers than a graph takes for granted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module or function, by a graph if there is one."""
-        if self.reason or FALLBACKS or has_function_mode() or is_in_a_mode() or is_transforming() or has_dual_level():
+        """Run the module or function by a graph if there is one; in a checkpoint that runs again, as in its forward."""
+        if get_ident() in tapes:
             return self._plainly(self._call, args, kwargs)
-        if has_global_hooks() or get_ident() in tapes:
+        if (around := checkpoint()) is None or (before := around.next_of(self)) is None:
+            before = None
+            is_special = FALLBACKS or has_function_mode() or is_in_a_mode() or is_transforming() or has_dual_level()
+            is_eager = bool(self.reason or is_special or has_global_hooks())
+        else:
+            is_eager = before.graph is None
+        if is_eager:
             return self._plainly(self._call, args, kwargs)
         with _running():
             if self._module is not None and has_hooks(self._module):
-                return self._with_hooks(args, kwargs)
-            return self._run(self._call, args, kwargs)
+                return self._with_hooks(args, kwargs, before)
+            return self._run(self._call, args, kwargs, before)
 
     def _plainly(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a call without a graph; if gradients of the first are differentiated, run later ones eagerly, too."""
@@ -122,14 +129,14 @@ class Region:
             watch_results(result, tell)
         return result
 
-    def _with_hooks(self, args: Any, kwargs: Any) -> Any:
+    def _with_hooks(self, args: Any, kwargs: Any, before: Run | None) -> Any:
         """Call a module's own hooks, and the graph in place of its forward."""
         module, forward = self._module, self._module.forward  # type: ignore[union-attr]
         own = vars(module).get("forward")
 
         def run(*args: Any, **kwargs: Any) -> Any:
             vars(module).pop("forward") if own is None else vars(module).update(forward=own)
-            return self._run(forward, args, kwargs)
+            return self._run(forward, args, kwargs, before)
 
         vars(module)["forward"] = run
         try:
@@ -137,12 +144,16 @@ class Region:
         finally:
             vars(module).pop("forward", None) if own is None else vars(module).update(forward=own)
 
-    def _run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _run(self, call: Callable[..., Any], args: Any, kwargs: Any, before: Run | None = None) -> Any:
         try:
             flat, tree = tree_flatten((args, kwargs))
             leaves = [leaf_of(x) for x in flat]
         except NotCapturedError as e:
             return self._eagerly(call, args, kwargs, str(e))
+        if before is not None:
+            found: Captured = before.graph
+            leaves = [leaf.by_value(keeps=False) for leaf in leaves] if found.is_by_value else leaves
+            return self._by_graph(found, leaves, call, args, kwargs)
         # what a function computes with, besides its arguments
         what = firsts_of(flat), *casts(), *surroundings(), chosen_by_user()
         key = tree, *[leaf.key for leaf in leaves], *what, aliases_of([x for leaf in leaves for x in leaf.tensors])
@@ -157,7 +168,7 @@ class Region:
         if captured is not None and (captured.next_left_out is None or is_backward):
             return self._by_graph(captured, leaves, call, args, kwargs)
         if captured is not None and captured.next_left_out is not None:
-            group.remove(captured)  # now: a checkpoint would run this call again by its graph
+            group.remove(captured)
             self._left_out.setdefault(key, []).append(captured.next_left_out)
         left_out = self._left_out.get(key, [])
         if len(left_out) > _MOST_USES:
@@ -178,7 +189,7 @@ class Region:
             except NotCapturedError as e:
                 made, reason, is_effect = None, str(e), isinstance(e, EffectError)
         if made is not None:
-            made.again.name, made.again.mesh = self.name, mesh_of(flat)
+            made.again.name, made.again.mesh, made.is_by_value = self.name, mesh_of(flat), self._values is not None
             self.captured.setdefault(key, group).append(made)
             return self._by_graph(made, leaves, call, args, kwargs)
         if self._values is None and not is_effect and any(leaf.by_value(keeps=False).is_fixed for leaf in leaves):
@@ -207,6 +218,8 @@ class Region:
     ) -> Any:
         """Run a graph; if other ranks' integers differ from those it was captured for, continue eagerly from there."""
         self._num_new = 0
+        if (around := checkpoint()) is not None:
+            around.note(self, captured)
         if not captured.expected:
             return captured.run(leaves)
         results: list[torch.Tensor] = []
@@ -215,6 +228,8 @@ class Region:
             with expecting(captured.expected, results):
                 return captured.run(leaves)
         except OtherValuesError:
+            if around is not None:
+                around.note(self, None)
             for source, state in drawn:
                 source.set_rng_state(state)
         with telling(results):
@@ -255,17 +270,12 @@ class Region:
         return result
 
     def _is_ready(self, key: Hashable, *, is_backward: bool) -> bool:
-        """Whether calls of a key may be captured.
-
-        The first is run eagerly: what is exchanged once, and kept, is there afterwards. A checkpoint has to run the
-        same in its forward and its backward pass, so that calls are captured after the first of those has been run
-        again: ``block(block(x))``, say, with a checkpoint each, is run eagerly four times.
-        """
+        """Whether calls of a key may be captured: after the first, which makes what is exchanged once, and kept."""
         is_new = key not in self._seen or (self._values is not None and key not in self._notes)
         if is_new and len(self._seen) >= _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
-        self._seen[key] = is_backward or self._seen.get(key, False)
-        return not is_new and not is_backward and (self._seen[key] or checkpoint_hook() is None)
+        self._seen[key] = None
+        return not is_new and not is_backward
 
     def _capture(
         self,

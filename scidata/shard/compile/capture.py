@@ -63,6 +63,7 @@ class Captured:
     # results of collectives, by their numbers, which the graph takes for granted
     expected: dict[int, Tensor] = field(default_factory=dict)
     is_compiled: bool = False
+    is_by_value: bool = False  # whether integers among the arguments are constants of it
     _held: list[Tensor] = field(default_factory=list)  # as they were when they were last looked at closely
     _briefly: object = None
     _storages: set[int] = field(default_factory=set)

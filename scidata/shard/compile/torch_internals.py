@@ -11,6 +11,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,10 +273,56 @@ def has_global_hooks() -> bool:
     return bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
-def checkpoint_hook() -> object:
-    """Return the innermost saved-tensor hook if it is one of ``torch.utils.checkpoint``, else None."""
+@dataclass
+class Run:
+    """A call of a region in the forward of a checkpoint, and its graph; None for an eager one."""
+
+    region: object
+    graph: Any = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What ran in the forward of a checkpoint that is not reentrant, which has to be run again alike.
+
+    ``again``: the calls that are left of a run in the backward pass; None in the forward.
+    """
+
+    ran: list[Run]
+    again: Iterator[Run] | None
+
+    def next_of(self, region: object) -> Run | None:
+        """Return how a call ran in the forward; note it, and return None, where this is the forward."""
+        if self.again is None:
+            self.ran.append(Run(region))
+            return None
+        found = next(self.again, None)
+        return found if found is not None and found.region is region else None
+
+    def note(self, region: object, graph: object) -> None:
+        """Note the graph by which the last call of a region runs."""
+        if self.again is None:
+            next(run for run in reversed(self.ran) if run.region is region).graph = graph
+
+
+def checkpoint() -> Checkpoint | None:
+    """Return the innermost checkpoint, found by its hook of saved tensors; None outside, or inside other hooks.
+
+    It is kept with torch's record of the checkpoint, and with the hook of a run, which are in these functions' cells.
+    """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks[0] if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint" else None
+    if hooks is None or hooks[0].__module__ != "torch.utils.checkpoint":
+        return None
+    hook = inspect.unwrap(hooks[0])
+    cells = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
+    if "frame" in cells:
+        ran = vars(cells["frame"].cell_contents).setdefault("scidata_ran", [])
+        return Checkpoint(ran, None)
+    if "target_frame_ref" not in cells or (frame := cells["target_frame_ref"].cell_contents()) is None:
+        return None
+    ran = vars(frame).setdefault("scidata_ran", [])
+    found: Checkpoint = vars(hook).setdefault("scidata_again", Checkpoint(ran, iter(ran)))
+    return found
 
 
 def captured_function(

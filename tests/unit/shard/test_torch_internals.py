@@ -643,18 +643,27 @@ def test_wrapped_is_what_torch_compile_returns():
     assert of_graphs.forward_of_wrapped(module) is None
 
 
-def test_checkpoint_hook():
+def test_checkpoints_are_run_again_as_in_their_forward():
     seen = []
 
     def function(x):
-        seen.append(of_graphs.checkpoint_hook() is not None)
+        if (found := of_graphs.checkpoint()) is None:
+            seen.append(None)
+        elif (before := found.next_of(function)) is None:
+            found.note(function, f"graph {len(found.ran)}")
+        else:
+            seen.append(before.graph)
         return x.sin()
 
     function(torch.ones(1))
-    torch.utils.checkpoint.checkpoint(function, torch.ones(1, requires_grad=True), use_reentrant=False).backward()
+    x, kept = torch.ones(1, requires_grad=True), {"use_reentrant": False}
+    torch.utils.checkpoint.checkpoint(lambda x: function(function(x)), x, **kept).backward()
+    torch.utils.checkpoint.checkpoint(
+        lambda x: torch.utils.checkpoint.checkpoint(function, x, **kept), x, **kept
+    ).backward()
     with torch.autograd.graph.save_on_cpu():
         function(torch.ones(1))
-    assert seen == [False, True, True, False]
+    assert seen == [None, "graph 1", "graph 2", "graph 1", None]
 
 
 def test_watch_backward_is_asked_before_the_graph():

@@ -111,6 +111,28 @@ def rows_of(s: Scope, extent: int, count: int | None = None, *, distinct: bool =
     return f"torch.tensor({chosen}, dtype=torch.int64)"
 
 
+def ids(s: Scope, extent: int, count: int) -> str:
+    """Return so many row numbers, or one of extent 1: of shards, or plain; sometimes a column."""
+    count = 1 if s.chance(0.25) else count
+    column = "[:, None]" * s.chance(0.25)
+    if s.chance(0.4) or not extent:
+        return f"{rows_of(s, extent, count)}{column}"
+    name, x = s.pick(lambda y: y.ndim > 0 and y.shape[0] >= count and 0 not in y.shape)
+    row = ", 0" * (x.ndim - 1)
+    return f"({name}[:{count}{row}] > {s.number()}).long(){column} * {s.draw.randrange(-1, extent)}"
+
+
+def several_ids(s: Scope, x: Tensor) -> str:
+    """Return an index by several tensors of row numbers that broadcast, with slices, new dims and an ellipsis."""
+    count = s.draw.choice([0, 1, 1, 2, 3])
+    items = [ids(s, n, count) if s.chance(0.7) else s.draw.choice([":", ":", "1:", "::2", ":1"]) for n in x.shape]
+    if s.chance(0.2):
+        items[s.draw.randrange(len(items))] = "..."
+    for _ in range(s.draw.choice([0, 0, 1, 1, 2])):
+        items.insert(s.draw.randrange(len(items) + 1), "None")
+    return f"[{', '.join(items)}]"
+
+
 def mask(s: Scope, name: str, x: Tensor) -> str:
     """Return a mask of a tensor's leading dims: its own, another tensor's or a plain one."""
     bound = s.draw.choice(["> 0", "< 0.2", ">= -0.4"])

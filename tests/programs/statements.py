@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from tests.programs.expressions import Scope, index, mask, rows_of, view
+from tests.programs.expressions import Scope, ids, index, mask, rows_of, several_ids, view
 
 
 def _target(s: Scope) -> tuple[str, Tensor]:
@@ -211,6 +212,58 @@ def indexed(s: Scope) -> str:
     return f"NEW0 = {s.draw.choice(ways)}"
 
 
+def indexed_by_several(s: Scope) -> str:
+    name, x = s.pick(dims=1)
+    where = several_ids(s, x)
+    part = s.value(f"{name}{where}")
+    if s.chance(0.5):
+        return f"NEW0 = {name}{where}"
+    value = s.apart(s.fitting(part.shape), x)
+    dim, count = s.dim(x) % x.ndim, s.draw.choice([0, 1, 1, 2])
+    rows = ids(s, x.shape[dim], count).replace("[:, None]", "")
+    taken = s.value(rows).numel()
+    added = f"ramp({', '.join(map(str, [*x.shape[:dim], taken, *x.shape[dim + 1 :]]))})"
+    leading = [ids(s, n, count) for n in x.shape[: s.draw.randrange(1, x.ndim + 1)]]
+    ways = [
+        f"{name}{where} += {s.number()}",
+        f"{name}{where} = {s.number()}",
+        f"{name}.index_put_(({', '.join(leading)},), ramp(), accumulate=True)",
+        f"{name}.index_add_({dim}, {rows}, {added})",
+        f"NEW0 = {name}.detach().index_reduce({dim}, {rows}, {added}, 'amax')",
+        f"NEW0 = {name}[torch.where({mask(s, name, x)})]",
+        f"{name}[torch.where({mask(s, name, x)})] = {s.number()}",
+    ]
+    places = torch.arange(x.numel()).view(x.shape)
+    if len(eval(f"places{where}", s.scope, {"places": places}).unique()) == part.numel():
+        ways += [f"{name}{where} {s.draw.choice(['=', '+='])} {value}"] * 2  # of equal rows anyone's stays
+    return s.draw.choice(ways)
+
+
+def laid_out(s: Scope) -> str:
+    """Return what depends on the order of a tensor in memory."""
+    name, x = s.pick(dims=1)
+    order = s.draw.sample(range(x.ndim), x.ndim)
+    moved = f"{name}.permute({', '.join(map(str, order))})"
+    four = f"{name}{'[None]' * (4 - x.ndim)}" if x.ndim < 4 else name
+    size = [s.draw.randrange(n + 1) for n in x.shape]
+    ways = [
+        f"NEW0 = {name}.as_strided({size}, {list(x.stride())}, {s.draw.randrange(2)})",
+        f"NEW0 = {moved}.as_strided({[x.shape[i] for i in order]}, {[x.stride(i) for i in order]})",
+        f"NEW0 = {moved}.contiguous().view(-1)",
+        f"NEW0 = {moved} * 2",
+        f"NEW0 = {moved}.clone().flatten()",
+        f"NEW0 = {name} + {moved}.is_contiguous()",
+        f"NEW0 = {four}.contiguous(memory_format=torch.channels_last)",
+        f"NEW0 = {four}.to(memory_format=torch.channels_last).sin()",
+        f"NEW0 = F.pixel_shuffle({four}.expand(-1, {4 if x.ndim < 4 else -1}, -1, -1), 2)",
+        f"NEW0 = torch.empty_like({moved}).zero_()",
+        f"NEW0 = torch.eye({x.shape[0]}, 3).mT.{s.draw.choice(['to_sparse()', 'to_sparse_csr()'])} @ {name}",
+        f"NEW0 = torch.tensor({name}.detach().tolist()).type_as(ramp())",
+        f"NEW0 = torch.from_numpy({name}.detach().numpy().copy())",
+    ]
+    return s.draw.choice(ways)
+
+
 def drawn(s: Scope) -> str:
     name, _ = s.pick()
     ways = [
@@ -288,6 +341,8 @@ KINDS: dict[Callable[[Scope], str], float] = {
     joined: 0.6,
     multiplied: 0.4,
     indexed: 0.5,
+    indexed_by_several: 0.7,
+    laid_out: 0.5,
     drawn: 0.3,
     transformed: 0.15,
     differentiated: 0.6,

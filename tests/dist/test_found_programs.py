@@ -53,6 +53,19 @@ FOUND = {
         ],
         0,
     ),
+    "what was shuffled of parts of no row or one is written to": (
+        (3,),
+        [given("x0", (2, 4, 1, 1), (1, (0, 4, 0)), grad=True), given("x1", (1, 3, 2), (1, (1, 2, 0)))],
+        [
+            "v0 = torch.channel_shuffle(x0, 1)",
+            "v1 = torch.nn.functional.pixel_unshuffle(x1[None], 1)",
+            "v2 = torch.nn.functional.pixel_shuffle(x1[:, :1, None, 1:].expand(-1, 4, -1, -1), 2)",
+            "x1 += 1",
+            "total(v0 * 2).backward()",
+            "with torch.no_grad(): x0.mul_(3)",
+        ],
+        0,
+    ),
     "rows and columns are named by ids on shards, of which some have one row": (
         (3,),
         [given("x0", (6, 3, 4), (0, (4, 0, 2)), grad=True)],

@@ -428,6 +428,13 @@ def finish(
     return local if spec.is_replicated else ShardTensor(local, spec, halo=halo, copied=copied)
 
 
+def apart(x: Tensor, source: Tensor) -> Tensor:
+    """Rewrap a result that is new in torch: no view or copy of what it was reshaped from, nor in its memory."""
+    local = local_of(x)
+    local = local.clone() if shares_memory(local, local_of(source)) else local
+    return finish(local, x.spec) if isinstance(x, ShardTensor) else local
+
+
 def on_parts(
     func: TorchFunction,
     compute: TensorFunction,

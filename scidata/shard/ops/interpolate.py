@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scidata.shard.comm.operators import is_capturing
 from scidata.shard.op_table import TensorFunction, unsupported
-from scidata.shard.ops.align import finish, refuse_plain
+from scidata.shard.ops.align import apart, finish, refuse_plain
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import as_sharded, cut_to, there_and_back, without_empty
 from scidata.shard.ops.pooling import adaptive_average
@@ -208,4 +208,4 @@ def move_pixels(func: TensorFunction, x: ShardTensor, *given: int, **named: int)
     else:
         blocks, order = x.reshape(*batch, channels, rows // r, r, columns // r, r), (n + 2, n + 4, n + 1, n + 3)
         shape = channels * r**2, rows // r, columns // r
-    return blocks.permute(*range(n + 1), *order).reshape(*batch, *shape)
+    return apart(blocks.permute(*range(n + 1), *order).reshape(*batch, *shape), x)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scidata.shard.memory import strides_of
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.align import finish, refuse_plain
+from scidata.shard.ops.align import apart, finish, refuse_plain
 from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_off
 from scidata.shard.ops.shapes import derived
@@ -133,11 +133,6 @@ def _runs_of(shape: Sequence[int], strides: Strides, size: Sequence[int], stride
 # -- columns -------------------------------------------------------------------------------------------------------
 
 
-def _apart(x: Tensor) -> Tensor:
-    """Rewrap a new tensor, so that it is no view or copy of the tensor that it was reshaped from."""
-    return finish(x.local, x.spec) if isinstance(x, ShardTensor) else x
-
-
 def _batched(func: TorchFunction, x: Tensor, ndim: int) -> ShardTensor:
     refuse_plain(func, x)
     if len(x.shape) not in (ndim - 1, ndim):
@@ -169,7 +164,7 @@ def to_columns(
     blocks = columns.view(*local.shape[:2], math.prod(kernel), *rows).movedim(2, 4)
     windows.shape.append(math.prod(kernel))
     result = ShardTensor(windows.own(blocks), windows.layout).movedim(4, 2).flatten(3, 4).flatten(1, 2)
-    return _apart(result if len(given.shape) == 4 else result[0])
+    return apart(result if len(given.shape) == 4 else result[0], given)
 
 
 @handles(F.fold)
@@ -200,7 +195,7 @@ def from_columns(
     columns = local.movedim(4, 2).flatten(3, 4).flatten(1, 2)
     pixels = windows.own(F.fold(columns, tuple(covered), kernel, dilation, tuple(left), stride))
     result = finish(pixels, x.spec.derive(windows.shape[:4], x.spec.dims, windows.sizes))
-    return _apart(result if len(given.shape) == 3 else result[0])
+    return apart(result if len(given.shape) == 3 else result[0], given)
 
 
 @handles(torch.channel_shuffle, F.native_channel_shuffle)
@@ -210,4 +205,4 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     if groups <= 0 or len(input.shape) < 3 or channels % groups:
         raise RuntimeError(f"channel_shuffle: {groups} groups do not divide the channels of {tuple(input.shape)}")
     parted: Tensor = input.unflatten(1, (groups, channels // groups))  # type: ignore[no-untyped-call]
-    return _apart(parted.transpose(1, 2).flatten(1, 2))
+    return apart(parted.transpose(1, 2).flatten(1, 2), input)

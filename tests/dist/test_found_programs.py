@@ -66,6 +66,18 @@ FOUND = {
         ],
         0,
     ),
+    "a gradient of joined rows, of which a rank has none, is differentiated": (
+        (3,),
+        [given("x0", (2,), (0, (1, 1, 0)), grad=True), given("x1", (4,), (0, (1, 3, 0)), grad=True)],
+        [
+            "v0 = torch.cat([x0, x0], 0)",
+            "v1 = x1.scatter_add(0, torch.tensor([0, 2]), x0)",
+            "total(v0 * v0).backward(create_graph=True)",
+            "(v2,) = torch.autograd.grad(total(v1 * v1 * v1), [x1], create_graph=True)",
+            "total(v2 * v2).backward(create_graph=True)",
+        ],
+        0,
+    ),
     "rows and columns are named by ids on shards, of which some have one row": (
         (3,),
         [given("x0", (6, 3, 4), (0, (4, 0, 2)), grad=True)],

@@ -24,6 +24,7 @@ from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.advanced import count_true, places_of, split_alike, take_advanced, true_parts
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.arguments import normal_dim
+from scidata.shard.ops.moving import joined
 from scidata.shard.rows.edge_order import as_joined, in_one_order, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -140,7 +141,7 @@ def join_edges(func: TorchFunction, tensors: Sequence[Tensor], dim: int, spec: S
     axis, exchange = spec.sharded[dim], spec.exchange
     parts = [_part_of(func, x, dim, axis, spec) for x in tensors]
     sizes = [sum(each) for each in zip(*(sizes for _, sizes in parts), strict=True)]
-    local = torch.cat([part for part, _ in parts], dim)
+    local = joined([part for part, _ in parts], dim)
     known = [_edge_parts(x, own) for x, (_, own) in zip(tensors, parts, strict=True)]
     together = None if None in known else [part for each in known if each is not None for part in each]
     new = spec.with_rows(dim, sizes).with_edge_parts(together)

@@ -28,7 +28,7 @@ from scidata.shard.ops.align import (
 )
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import gather_by_ids
-from scidata.shard.ops.moving import beside, whole_along
+from scidata.shard.ops.moving import beside, joined, whole_along
 from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -125,7 +125,7 @@ def scatter_along(
             away = ~mine.view([-1 if d == dim else 1 for d in range(part.ndim)]) if one_dim else ~mine
             values = [values[0].masked_fill(away, 1)]
         spare = part.narrow(dim, 0, 0).new_ones([1 if d == dim else n for d, n in enumerate(part.shape)])
-        result = function(torch.cat([part, spare], dim), dim, ids, *values, *rest, **named).narrow(dim, 0, size)
+        result = function(joined([part, spare], dim), dim, ids, *values, *rest, **named).narrow(dim, 0, size)
     else:
         # autograd may keep the tensor that it reads, so the copy below must not go into that one
         result = function(part.clone() if in_place else part, dim, ids, *values, *rest, **named)

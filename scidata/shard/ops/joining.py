@@ -20,7 +20,7 @@ from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import align, finish, on_parts, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.edges import as_numbers, join_edges, joins_on_each_rank
-from scidata.shard.ops.moving import as_sharded, to_layout
+from scidata.shard.ops.moving import as_sharded, joined, to_layout
 from scidata.shard.rows.redistribute import RowPlan, kept_rows, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -66,7 +66,7 @@ def cat(func: TensorFunction, tensors: Sequence[Tensor], dim: int = 0) -> Tensor
     alike = [x for x in tensors if isinstance(x, ShardTensor) and x.spec.lies_as(spec)]
     if len(alike) == len(tensors):  # torch checks the other dims
         new = spec.with_rows(dim, sum(x.spec.global_shape[dim] for x in alike))
-        return ShardTensor(torch.cat([x.local for x in alike], dim), new)
+        return ShardTensor(joined([x.local for x in alike], dim), new)
     labels = [[("joined", i) if d == dim else d for d in range(spec.ndim)] for i in range(len(tensors))]
     locals_, layout, extents = align(func, tensors, labels)
     shape = [extents.get(d, 0) for d in range(spec.ndim)]
@@ -74,7 +74,7 @@ def cat(func: TensorFunction, tensors: Sequence[Tensor], dim: int = 0) -> Tensor
         if any(x.shape[d] != shape[d] for d in range(spec.ndim) if d != dim):
             raise RuntimeError(f"cat: shapes {[tuple(x.shape) for x in tensors]} differ along other dims than {dim}")
     shape[dim] = sum(x.shape[dim] for x in tensors)
-    return finish(torch.cat(locals_, dim), spec_of_layout(layout, range(spec.ndim), shape, spec))
+    return finish(joined(locals_, dim), spec_of_layout(layout, range(spec.ndim), shape, spec))
 
 
 def _cat_rows(func: TorchFunction, tensors: Sequence[Tensor], dim: int) -> Tensor:
@@ -95,7 +95,7 @@ def _cat_rows(func: TorchFunction, tensors: Sequence[Tensor], dim: int) -> Tenso
         parts.append(to_layout(own, first.with_rows(dim, rows)))
     specs = [part.spec for part in parts]
     plan, new = kept_rows([first, *specs], ("cat", dim), partial(_cat_plan, first, specs, dim))
-    return ShardTensor(move_rows(torch.cat([part.local for part in parts], dim), plan, dim, first.group(axis)), new)
+    return ShardTensor(move_rows(joined([part.local for part in parts], dim), plan, dim, first.group(axis)), new)
 
 
 def _cat_plan(first: ShardSpec, specs: Sequence[ShardSpec], dim: int) -> tuple[RowPlan, ShardSpec]:

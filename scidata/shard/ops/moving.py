@@ -17,6 +17,13 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 
+def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Return ``torch.cat``, with graphs of the gradients of empty tensors of one dim too, as other ranks have."""
+    if parts[0].ndim != 1 or all(map(len, parts)):
+        return torch.cat([*parts], dim)
+    return torch.cat([x.unsqueeze(1) for x in parts]).squeeze(1)
+
+
 def to_layout(x: ShardTensor, spec: ShardSpec) -> ShardTensor:
     """Bring a tensor to another layout on its mesh. Collective if that differs."""
     if (x.spec.dims, x.spec.sizes) == (spec.dims, spec.sizes):
@@ -128,7 +135,7 @@ def without_empty(local: Tensor, spec: ShardSpec) -> Tensor:
     """Give a part one row of zeros along each sharded dim without rows: some kernels take no empty batch."""
     for d in spec.sharded:
         if local.shape[d] == 0:
-            local = torch.cat([local, local.new_zeros([1 if i == d else n for i, n in enumerate(local.shape)])], d)
+            local = joined([local, local.new_zeros([1 if i == d else n for i, n in enumerate(local.shape)])], d)
     return local
 
 
@@ -139,7 +146,7 @@ def gather_from_owners(local: Tensor, dim: int, index: Tensor, start: int, group
     their sum is the element on both.
     """
     own, size = index - start, local.shape[dim]
-    spare = torch.cat([local, local.new_zeros([1 if d == dim else n for d, n in enumerate(local.shape)])], dim)
+    spare = joined([local, local.new_zeros([1 if d == dim else n for d, n in enumerate(local.shape)])], dim)
     found = spare.gather(dim, torch.where((own >= 0) & (own < size), own, size))
     return all_reduce_sum(found, group)
 

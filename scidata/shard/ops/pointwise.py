@@ -18,7 +18,7 @@ from scidata.shard.memory import ELEMENTWISE
 from scidata.shard.op_table import TensorFunction, find, register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, on_parts, operands_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
-from scidata.shard.ops.moving import beside
+from scidata.shard.ops.moving import beside, joined
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory, version_of
@@ -232,7 +232,7 @@ def _window_of(x: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> Tenso
         widths = vars(halo[dim]) if dim in halo else {}
         segments = window(*spec.dim_bounds(dim), **widths)
         rows = [x.narrow(own, segment.start, segment.count) for segment in segments]
-        x = rows[0] if len(rows) == 1 else torch.cat(rows, own) if rows else x.narrow(own, 0, 0)
+        x = rows[0] if len(rows) == 1 else joined(rows, own) if rows else x.narrow(own, 0, 0)
     return x
 
 

@@ -104,8 +104,10 @@ _WHERE = (torch.where, Tensor.where)  # of one argument too
 # functions whose sizes and places may be tensors of one number
 _SIZED = frozenset(find("view reshape expand narrow tensor_split unflatten", namespaces=_BOTH))
 _INT = frozenset({int})
-#: Functions of several tensors that act on each element alone; filled with their handlers.
+#: Functions of two tensors that act on each element alone; filled with their handlers.
 ELEMENTWISE: set[object] = set()
+#: Those of one and of three, but for those that write to an empty tensor like the first, or to a product with a number.
+AT_ONCE: set[object] = set()
 
 
 def _batch_norm(x: Tensor, *others: object, **options: object) -> Tensor:
@@ -239,13 +241,16 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return ()
     if func is F.scaled_dot_product_attention and len(args) > 2 and _is_two_products(tensors, args, kwargs):
         return (None,)
+    operands = [(tuple(x.shape), strides_of(x)) for x in tensors]
     if func in _LDEXP:  # a product with powers of 2, which are row-major
-        shapes = [tuple(x.shape) for x in tensors]
-        return (_broadcast_strides([(shapes[0], strides_of(tensors[0])), (shapes[1], row_major(shapes[1]))]),)
-    if func in _AS_ADD:
+        func, operands[1:] = torch.mul, [(shape, row_major(shape)) for shape, _ in operands[1:]]
+    elif func in _AS_ADD:
         func, args, kwargs = torch.add, args[:2], {}
-    if func in ELEMENTWISE and len({x.dtype for x in tensors}) == 1 < len({tuple(x.shape) for x in tensors}):
-        operands = [(tuple(x.shape), strides_of(x)) for x in tensors]
+    if func in ELEMENTWISE and func not in AT_ONCE and len(operands) == 1:
+        operands.append(((), ()))  # a number is an operand of another shape
+    if (func in AT_ONCE or func in ELEMENTWISE) and (laid := _at_once(operands)):
+        return laid
+    if func in ELEMENTWISE and len({x.dtype for x in tensors}) == 1 < len({shape for shape, _ in operands}):
         return (_broadcast_strides(operands[::-1] if func in _REVERSED else operands),)
     func = _LIKE_KERNELS.get(func, func)
     for fake in (False, True):  # the second knows devices, and more functions, and takes a hundred times as long
@@ -268,7 +273,8 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
 def _format_of(func: TorchFunction, x: Tensor, args: _Args, kwargs: _Kwargs) -> torch.memory_format | None:
     """Return the memory format of a result that lies in new memory, by that; None for those of other functions."""
     has_indices = x.requires_grad and torch.is_grad_enabled()  # of maxima, which takes another kernel
-    if func in _ROW_MAJOR or (func is F.max_pool1d and x.device.type == "cpu" and not has_indices):
+    on_cpu = func is F.logsigmoid or (func is F.max_pool1d and not has_indices)
+    if func in _ROW_MAJOR or (on_cpu and x.device.type == "cpu"):
         return torch.contiguous_format
     if func in _POWERS:  # of a number: that overload of the kernel keeps no strides
         base = kwargs.get("self") if not args else args[1] if func is Tensor.__rpow__ else args[0]
@@ -285,6 +291,19 @@ def _format_of(func: TorchFunction, x: Tensor, args: _Args, kwargs: _Kwargs) -> 
     elif x.device.type != "cpu":
         return None
     return _suggested(x)
+
+
+def _at_once(operands: Sequence[tuple[tuple[int, ...], Strides]]) -> tuple[Strides | None, ...]:
+    """Return the strides where the CPU's kernel takes all elements as one row: operands of one shape, each without
+    gaps, in row-major order or as channels last, whatever strides their dims of one row have; nothing elsewhere.
+
+    As ``TensorIterator::fast_set_up`` has it.
+    """
+    made = [torch.empty_strided(shape, strides, device="meta") for shape, strides in operands]
+    for form in (torch.contiguous_format, torch.channels_last):
+        if all(x.shape == made[0].shape and x.is_contiguous(memory_format=form) for x in made):
+            return (memory_of(torch.empty_like(made[0], memory_format=form)),)
+    return ()
 
 
 def _has_ties(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from scidata.core.bounds import window
 from scidata.shard.comm.operators import is_capturing
 from scidata.shard.comm.sums import replicate_to_shards
-from scidata.shard.memory import ELEMENTWISE
+from scidata.shard.memory import AT_ONCE, ELEMENTWISE
 from scidata.shard.op_table import TensorFunction, find, register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, on_parts, operands_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
@@ -55,6 +55,9 @@ _IN_PLACE = """
 
 
 ELEMENTWISE.update(find(_BINARY))
+_OF_NUMBER = "pow float_power __pow__ __rpow__ __rdiv__"  # of two, with a kernel for a number
+_KEEPING = "positive isreal nan_to_num deg2rad rad2deg relu6 hardtanh conj_physical resolve_conj resolve_neg"
+AT_ONCE.update(set(find(f"{_UNARY} {_OF_NUMBER} lerp addcmul addcdiv")) - set(find(_KEEPING)))
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _PLAIN = _NUMBERS | {str}  # of options
 

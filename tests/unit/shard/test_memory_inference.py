@@ -174,3 +174,26 @@ def test_kernels_that_lay_out_by_format(number):
     assert not compared.wrong, compared.wrong
     assert not compared.unknown, compared.unknown
     assert compared.right >= 8
+
+
+def test_elementwise_results_of_tensors_without_gaps_have_exactly_the_strides_of_kernels():
+    """Also of dims of one row, by which later functions choose a format."""
+    draw, compared, several = random.Random(1), 0, 0
+    functions = sorted(memory.AT_ONCE | memory.ELEMENTWISE, key=op_name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for function in functions:
+            for _ in range(8):
+                x = permuted(draw)(torch.rand([draw.choice([1, 2]) for _ in range(4)]))
+                for operands in ((x,), (x, 0.5), (x, x + 1), (x, x + 1, x + 2)):
+                    try:
+                        result = function(*operands)
+                    except (RuntimeError, TypeError, NotImplementedError):
+                        continue
+                    if isinstance(result, Tensor) and result is not x:
+                        (found,) = memory.infer_strides(function, operands, {}) or (memory.UNKNOWN,)
+                        assert (found or memory.row_major(result.shape)) == result.stride(), (function, x.stride())
+                        compared += 1
+                        several += x.is_contiguous() and x.stride() != memory.row_major(x.shape)
+    assert compared > 2000
+    assert several > 200

@@ -73,7 +73,7 @@ _REVERSED = frozenset(
 _LDEXP = frozenset(find("ldexp", namespaces=_BOTH))
 # these give row-major results of any tensors;
 _ROW_MAJOR = frozenset(
-    find("max_unpool1d max_unpool3d nll_loss ctc_loss", namespaces=(F,))
+    find("max_unpool1d max_unpool3d nll_loss ctc_loss one_hot", namespaces=(F,))
     + find("normal view_copy repeat_interleave", namespaces=_BOTH)
 )
 _POWERS = frozenset([torch.pow, torch.float_power, Tensor.__rpow__])
@@ -98,7 +98,7 @@ BY_MEMORY = frozenset(
     find("dropout alpha_dropout dropout1d dropout2d dropout3d rrelu", namespaces=(torch, F))
     + find("rand_like randn_like randint_like bernoulli poisson normal multinomial", namespaces=_BOTH)
     + find("uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_", namespaces=(Tensor,))
-    + find("reshape reshape_as flatten ravel unflatten", namespaces=_BOTH)
+    + find("reshape reshape_as flatten ravel unflatten as_strided", namespaces=_BOTH)
 )
 _WHERE = (torch.where, Tensor.where)  # of one argument too
 # functions whose sizes and places may be tensors of one number

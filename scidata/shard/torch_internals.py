@@ -39,7 +39,7 @@ from torch.autograd import Function, Variable, forward_ad
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._api import _FromTorchTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec as TreeSpec
 
 # The only way through nested arguments; torch's own tensor subclasses and the guide to writing one use it.
@@ -535,6 +535,19 @@ def is_transforming() -> bool:
 def has_dual_level() -> bool:
     """Whether forward-mode derivatives are being taken: torch allows one level of them."""
     return forward_ad._current_level >= 0
+
+
+class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls everything as it is.
+
+    Under any mode torch's C++ (``logsumexp_jvp``) leaves a softmax's exponentials as they are, over which it otherwise
+    writes the tangents, so that these could not be differentiated again.
+    """
+
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: Iterable[object] = (), kwargs: Any = None
+    ) -> object:
+        return func(*args, **(kwargs or {}))
 
 
 def flat_out_dims(out_dims: object, results: object) -> list[int | None]:

@@ -21,7 +21,7 @@ from scidata.device_mesh import devices
 from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import tree_leaves
+from scidata.shard.torch_internals import shares_memory, tree_leaves
 from scidata.testing.ranks import Reference, reference, referenced, run_ranks
 
 T = TypeVar("T")
@@ -88,7 +88,8 @@ def assert_like_one_process(
 
     ``inputs``: the whole tensors, the same on each rank. Those that require grad are differentiated.
     ``specs``: the layout of each input; None leaves it plain.
-    Raises AssertionError: a value, gradient, shape or dtype differs from one process.
+    Raises AssertionError: a value, gradient, shape or dtype differs from one process, or a result has an input's memory
+    that has memory of its own in one process.
     """
     whole = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
     parts: list[Tensor] = []
@@ -108,11 +109,22 @@ def assert_like_one_process(
         assert _differentiable(ours) == _differentiable(theirs), "requires_grad differs from one process"
         full = ours.full_tensor() if isinstance(ours, ShardTensor) else ours
         assert type(full) is Tensor
+        _compare_memory(theirs, ours, whole, parts)
         torch.testing.assert_close(full, theirs, rtol=rtol, atol=atol, equal_nan=True)
     pairs = [pair for pair in pairs if _differentiable(pair[0])]
     if pairs:
         _compare_gradients(whole, parts, pairs, rtol, atol)
     return found
+
+
+def _compare_memory(theirs: Tensor, ours: Tensor, whole: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+    """Raise if a result shares memory with an input that does not in one process: a write would change both."""
+    local = ours.local if isinstance(ours, ShardTensor) else ours
+    for x, part in zip(whole, parts, strict=True):
+        given = part.local if isinstance(part, ShardTensor) else part
+        dense = all(each.layout is torch.strided for each in (theirs, local, x, given))
+        if dense and shares_memory(local, given):
+            assert shares_memory(theirs, x), "a result has the memory of an input, which it has not in one process"
 
 
 def _compare_gradients(

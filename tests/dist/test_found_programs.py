@@ -460,6 +460,46 @@ FOUND = {
         ],
         0,
     ),
+    "what was resampled and pooled to the extents that it had is written to": (
+        (3,),
+        [given("x0", (2, 2, 3), (0, (1, 0, 1)), grad=True), given("x1", (2, 4, 4), (2, (2, 0, 2)))],
+        [
+            "v0 = F.interpolate(x0, [3], mode='linear')",
+            "v1 = F.adaptive_max_pool1d(x1, [4])",
+            "v2 = F.adaptive_avg_pool2d(x1, [4, 4])",
+            "v3 = F.interpolate(x1[None], [4, 4], mode='area')",
+            "v0.mul_(2)",
+            "v1.add_(1)",
+            "v2.sub_(3)",
+            "v3.zero_()",
+            "total(v0).backward()",
+        ],
+        0,
+    ),
+    "tensors of no elements are gated and marked among classes": (
+        (3,),
+        [given("x0", (6, 3, 4), (0, (0, 2, 4)), grad=True)],
+        ["v0 = x0[6:, 2, 4:].reshape(0)", "v1 = F.glu(v0)", "v2 = F.one_hot((x0[:, :0] > 0).long(), 3)"],
+        0,
+    ),
+    "running extremes beside ranks without a row are differentiated twice": (
+        (3,),
+        [given("x0", (4, 2), (1, (2, 0, 0)), grad=True)],
+        ["v0 = torch.cummin(x0, 1).values", "total(v0 * v0).backward(create_graph=True)", "v1 = x0.grad * 2"],
+        0,
+    ),
+    "elements before a view of one process are taken by their places in memory": (
+        (3,),
+        [given("x0", (4, 2, 1), (2, (0, 1, 0)))],
+        ["v0 = x0.select(0, 1).unbind(1)[0]", "v1 = v0.as_strided([1], [1], 1)"],
+        1,
+    ),
+    "rows that were mapped along a later dim, and one-hot rows of a transposed tensor, lie as torch has them": (
+        (3,),
+        [given("x0", (4, 5, 2), (2, (0, 1, 1))), given("x1", (3, 4), (1, (2, 0, 2)))],
+        ["v0 = torch.vmap(lambda t: t.softmax(0), 1, 1)(x0)", "v1 = F.one_hot((x1.mT > 0).long(), 3)"],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

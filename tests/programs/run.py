@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ class _Trial:
 
     def _compare(self) -> None:
         """Compare variables and gradients; each rank looks at its own parts."""
-        notes = []
+        notes = [self._memories()]
         gradients = {line[1 : line.index(",")] for line in self.ran if "= torch.autograd.grad(" in line}
         nobodys = {_memory(self.whole[name]) for name in gradients if self.whole.get(name) is not None}
         for name, whole in tensors_of(self.whole).items():
@@ -179,6 +180,16 @@ class _Trial:
                 self.outcome.refused[f"reading: {note.split(':')[0]}"] += 1
             elif kind != "right" and (kind != "unstable" or self.outcome.kind == "right"):
                 self._found(kind, f"{name}: {note}")
+
+    def _memories(self) -> tuple[str, bool, str, str]:
+        """Look for parts that share memory where wholes do not: a write to one would change the other."""
+        named = {name: x for name, x in tensors_of(self.parts).items() if name in self.whole}
+        for (name, x), (other, y) in combinations(named.items(), 2):
+            mine, theirs = (z.local if isinstance(z, ShardTensor) else z for z in (x, y))
+            shared = mine.numel() and theirs.numel() and _memory(mine) == _memory(theirs)
+            if shared and _memory(self.whole[name]) != _memory(self.whole[other]):
+                return "memory", False, "wrong", f"{name} has the memory of {other}"
+        return "memory", False, "right", ""
 
     def _compared(
         self, want: Any, read: Callable[[], Any], of: Callable[[Any], Any], name: str, strides: bool

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.programs.expressions import Scope, ids, index, mask, rows_of, several_ids, view
+from tests.programs.functions import compared, convolved, moved, pooled, solved, transformed_function
 
 
 def _target(s: Scope) -> tuple[str, Tensor]:
@@ -347,6 +348,12 @@ KINDS: dict[Callable[[Scope], str], float] = {
     transformed: 0.15,
     differentiated: 0.6,
     with_autograd: 0.35,
+    convolved: 0.3,
+    pooled: 0.4,
+    compared: 0.5,
+    moved: 0.6,
+    solved: 0.5,
+    transformed_function: 0.3,
 }
 
 

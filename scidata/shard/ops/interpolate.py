@@ -193,7 +193,7 @@ def _resample(
         size = [sizes[d - 2] if d in rest else local.shape[d] for d in dims] if factors is None else None
         scales = None if factors is None else [factors[d - 2] if d in rest else 1.0 for d in dims]
         local = F.interpolate(local, size, scales, mode, align_corners)
-    return windows.finish(local)
+    return apart(windows.finish(local), x)  # of the same extents nothing is fetched
 
 
 @handles(F.pixel_shuffle, F.pixel_unshuffle)

@@ -263,8 +263,8 @@ def glu(input: ShardTensor, dim: int = -1) -> Tensor:
     half = spec.global_shape[dim] // 2
     if dim not in spec.sharded:
         return ShardTensor(F.glu(input.local, dim), spec.with_rows(dim, half))
-    first, second = input.split(half, dim)  # type: ignore[no-untyped-call]
-    return first * second.sigmoid()
+    first: Tensor = input.narrow(dim, 0, half)
+    return first * input.narrow(dim, half, half).sigmoid()
 
 
 _OF_ONE = {

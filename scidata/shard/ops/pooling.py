@@ -230,7 +230,7 @@ def adaptive_average(x: ShardTensor, extents: Sequence[int], pool: TensorFunctio
     result: Tensor = x
     for d in sorted(dims, key=lambda d: d in spec.sharded):  # the others first, so that less is sent
         result = _average(as_sharded(result, spec), d, extents[d - first])
-    return result
+    return result if dims else x.clone()
 
 
 @handles(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
@@ -261,6 +261,7 @@ def adaptive_max_pool(
     for d in reversed(range(first, spec.ndim)):  # the last first: each step keeps the first of equal ones
         if extents[d - first] != spec.global_shape[d]:
             result, places = _maximum(result, places, d, extents[d - first])
+    result = x.clone() if result is x else result
     return (result, places) if with_indices else result
 
 

@@ -157,7 +157,11 @@ def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Ten
     """Find the running extreme; on a sharded dim each rank continues from the ranks before it."""
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     largest = "cummax" in func.__name__
-    found, kind = (torch.cummax if largest else torch.cummin)(x.local, dim), getattr(torch.return_types, func.__name__)
+    run, kind = torch.cummax if largest else torch.cummin, getattr(torch.return_types, func.__name__)
+    if x.local.numel():
+        found = run(x.local, dim)
+    else:  # of no elements torch gives the input for the gradient, with its graph
+        found = kind((x.local.clone(), torch.zeros_like(x.local, dtype=torch.int64)))
     result: tuple[Tensor, ...]
     if is_whole(spec, dim):
         result = kind([_wrapped(x, dim, each) for each in found])
@@ -173,7 +177,7 @@ def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Ten
     if before == 0 or not length:
         values = values + totals.narrow(dim, 0, 0).sum(dim, keepdim=True).to(values.dtype)  # in the graph, as elsewhere
     else:
-        last = (torch.cummax if largest else torch.cummin)(totals.detach().narrow(dim, 0, before), dim)
+        last = run(totals.detach().narrow(dim, 0, before), dim)
         which = last.indices.narrow(dim, before - 1, 1)
         carried, place = totals.gather(dim, which), places.gather(dim, which)
         wins = values >= carried if largest else values <= carried  # of equal ones the last

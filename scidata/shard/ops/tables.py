@@ -126,7 +126,9 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     """Mark each class number among all classes."""
     if input.dtype != torch.int64:
         raise RuntimeError(f"one_hot is only applicable to class numbers of int64, not {input.dtype}")
-    low, high = int(input.min()), int(input.max())
+    if not input.numel() and num_classes < 1:
+        raise RuntimeError("one_hot: no class numbers, from which to count the classes; pass num_classes=")
+    low, high = (int(input.min()), int(input.max())) if input.numel() else (0, 0)
     classes = high + 1 if num_classes == -1 else num_classes
     if low < 0 or high >= classes:
         raise RuntimeError(f"one_hot: classes from {low} to {high} among {classes}")

@@ -19,6 +19,7 @@ from scidata.shard.ops.align import local_of
 from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import (
+    Observed,
     has_dual_level,
     is_transforming,
     slice_argnums,
@@ -301,7 +302,7 @@ def _by_dual_numbers(
     run: Callable[[Sequence[Tensor]], object], primals: Sequence[Tensor], tangents: Sequence[Tensor]
 ) -> tuple[object, list[Tensor | None]]:
     """Return the nested results, and for each of them its tangent, None if there is none."""
-    with forward_ad.dual_level():
+    with forward_ad.dual_level(), Observed():  # type: ignore[no-untyped-call]
         flat, tree = tree_flatten(run([_dual(x, t) for x, t in zip(primals, tangents, strict=True)]))
         pairs = [_unpacked(x) if isinstance(x, Tensor) else (x, None) for x in flat]
         parts = [x if moved is None else value for x, (value, moved) in zip(flat, pairs, strict=True)]

@@ -15,6 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from scidata.device_mesh.devices import random_states
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.sums import replicate_to_shards
+from scidata.shard.memory import memory_of
 from scidata.shard.op_table import TRANSFORMS, TorchFunction, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, to_axis
 from scidata.shard.spec import UNKNOWN, ShardSpec
@@ -94,6 +95,10 @@ def _in_loop(given: _Call) -> object:
     places = flat_out_dims(given.out_dims, results[0])
     flat = zip(*[tree_flatten(result)[0] for result in results], strict=True)
     stacked = [_stacked(rows, place) for rows, place in zip(flat, places, strict=True)]
+    if any(isinstance(x, Tensor) and (d or memory_of(x)) for x, d in zip(given.flat, given.dims, strict=True)):
+        for x in stacked:  # torch has rows beside one another where they were, or in front, by the operation
+            if isinstance(x, ShardTensor):
+                x.global_strides = UNKNOWN
     return tree_unflatten(stacked, tree_flatten(results[0])[1])
 
 

@@ -75,6 +75,7 @@ _LDEXP = frozenset(find("ldexp", namespaces=_BOTH))
 _ROW_MAJOR = frozenset(
     find("max_unpool1d max_unpool3d nll_loss ctc_loss one_hot", namespaces=(F,))
     + find("normal view_copy repeat_interleave", namespaces=_BOTH)
+    + [torch.sparse.mm]
 )
 _POWERS = frozenset([torch.pow, torch.float_power, Tensor.__rpow__])
 # these lie as the strides of the first tensor suggest, by CPU kernels;

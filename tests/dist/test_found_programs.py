@@ -479,7 +479,12 @@ FOUND = {
     "tensors of no elements are gated and marked among classes": (
         (3,),
         [given("x0", (6, 3, 4), (0, (0, 2, 4)), grad=True)],
-        ["v0 = x0[6:, 2, 4:].reshape(0)", "v1 = F.glu(v0)", "v2 = F.one_hot((x0[:, :0] > 0).long(), 3)"],
+        [
+            "v0 = x0[6:, 2, 4:].reshape(0)",
+            "v1 = F.glu(v0)",
+            "v2 = F.one_hot((x0[:, :0] > 0).long(), 3)",
+            "v3 = F.instance_norm(x0[:, :, :0])",
+        ],
         0,
     ),
     "running extremes beside ranks without a row are differentiated twice": (
@@ -497,7 +502,17 @@ FOUND = {
     "rows that were mapped along a later dim, and one-hot rows of a transposed tensor, lie as torch has them": (
         (3,),
         [given("x0", (4, 5, 2), (2, (0, 1, 1))), given("x1", (3, 4), (1, (2, 0, 2)))],
-        ["v0 = torch.vmap(lambda t: t.softmax(0), 1, 1)(x0)", "v1 = F.one_hot((x1.mT > 0).long(), 3)"],
+        [
+            "v0 = torch.vmap(lambda t: t.softmax(0), 1, 1)(x0)",
+            "v1 = F.one_hot((x1.mT > 0).long(), 3)",
+            "v2 = torch.sparse.mm(ramp(2, 3).to_sparse_csr(), x1)",
+        ],
+        0,
+    ),
+    "features of a table are split where the ids are": (
+        (2, 2),
+        [given("x0", (3, 4), (0, (1, 2)), (1, (0, 4)), grad=True), given("x1", (3, 4), (0, (1, 2)), (1, (1, 3)))],
+        ["v0 = F.embedding((x0 > 0).long(), x0)", "v1 = F.embedding((x1 > 0).long(), x1)", "total(v0).backward()"],
         0,
     ),
 }

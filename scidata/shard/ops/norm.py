@@ -112,7 +112,7 @@ def instance_norm(
     weight, bias = _of_channels(x, weight, bias)
     dims = list(range(2, spec.ndim))
     count = math.prod(spec.global_shape[d] for d in dims)
-    if count <= 1:
+    if count == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}")
     result, mean, var = standardized(local, spec, dims, spec.sharded, eps)
     if running_mean is not None:

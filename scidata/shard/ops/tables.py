@@ -52,7 +52,7 @@ def _in_sharded_rows(ids: Tensor, table: ShardTensor, axis: int, padding: int | 
     """
     spec = table.spec
     if is_sharded(ids) and axis in ids.spec.sharded.values():
-        if list(spec.sharded.values()) == list(ids.spec.sharded.values()):
+        if list(spec.sharded.values()) == list(ids.spec.sharded.values()) == [axis]:
             local = ids.local
             found = fetch_rows(table.local, local.reshape(-1), spec.sizes_of(axis), 0, spec.group(axis))
             found = _without_padding(found.view(*local.shape, found.shape[-1]), local, padding)

@@ -140,6 +140,7 @@ def capture(
     latest: list[Tensor] = []  # of the last run
     unread = [_unread(held[name]) for held, name in snapshot.assigned]
     num_forward: list[int] = []  # collectives of the forward pass
+    rebinds: list[tuple[dict[str, Any], str]] = []  # buffers that the call puts others in the places of
     tensors = _collect(places, leaves)
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
     put_off = {i: found.groups for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
@@ -147,7 +148,8 @@ def capture(
     share = any(isinstance(each, tuple) and each[1:] != (0, each[0]) for each in aliases_of(tensors))
 
     def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
-        with _swapped(places, tensors[: len(places)], snapshot.modules), _assigned(snapshot.assigned, unread) as new:
+        swapped = _swapped(places, tensors[: len(places)], snapshot.modules)
+        with swapped as rebound, _assigned(snapshot.assigned, unread) as new:
             left = iter(tensors[len(places) :])
             made_each = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             given = [made_each[i] for i in firsts]
@@ -158,7 +160,8 @@ def capture(
         if [*map(id, contents((args, kwargs)))] != [*map(id, before)]:
             raise EffectError("it changes a container among its arguments")
         shards = [x for x in given if isinstance(x, ShardBase)]
-        return [result_of(x, shards) for x in (*flat, *new)], result_tree
+        rebinds[:] = [places[i][0] for i in rebound]
+        return [result_of(x, shards) for x in (*flat, *rebound.values(), *new)], result_tree
 
     @contextmanager
     def inside() -> Iterator[None]:
@@ -271,10 +274,11 @@ def capture(
         num = sum(len(leaf.tensors) for leaf in results)
         left = iter(again.watched(found[:num], found[num:], inputs, tensors))
         given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in results]
-        num_assigned = len(snapshot.assigned)
-        for (held, name), x in zip(snapshot.assigned, given[len(given) - num_assigned :], strict=True):
+        held_after = [*rebinds, *snapshot.assigned]
+        num_returned = len(given) - len(held_after)
+        for (held, name), x in zip(held_after, given[num_returned:], strict=True):
             held[name] = x
-        return tree_unflatten(given[: len(given) - num_assigned], result_trees[0])
+        return tree_unflatten(given[:num_returned], result_trees[0])
 
     again = Again(
         function=lambda tensors: _tensors_of(call(tensors, nullcontext())[0]),
@@ -344,8 +348,12 @@ def surroundings() -> tuple[Hashable, ...]:
 @contextmanager
 def _swapped(
     places: Sequence[Sequence[tuple[dict[str, Any], str]]], tensors: Sequence[Tensor], modules: Iterable[nn.Module]
-) -> Iterator[None]:
-    """Put tensors in the places of the modules' parameters and buffers."""
+) -> Iterator[dict[int, Tensor]]:
+    """Put tensors in the places of the modules' parameters and buffers.
+
+    Yields a dict that has at the end, by the numbers of the places, the tensors that the call put in those of buffers.
+    """
+    found: dict[int, Tensor] = {}
     lists = [(vars(x), found) for x in modules if (found := lists_of_weights(x))]
     before = [held[0][0][held[0][1]] for held in places]
     try:
@@ -353,9 +361,15 @@ def _swapped(
             be_parameter(x, was)
             for held, name in each:
                 held[name] = x
-        yield
-        if any(held.get(name) is not x for each, x in zip(places, tensors, strict=True) for held, name in each):
-            raise EffectError("its forward assigns parameters or buffers")
+        yield found
+        for i, (each, x, was) in enumerate(zip(places, tensors, before, strict=True)):
+            new = [held.get(name) for held, name in each]
+            if all(now is x for now in new):
+                continue
+            is_buffer = not isinstance(was, nn.Parameter) and len(new) == 1 and type(new[0]) is type(x)
+            if not is_buffer or new[0].requires_grad:  # type: ignore[union-attr]
+                raise EffectError("its forward assigns parameters, or buffers of other modules or with graphs")
+            found[i] = new[0]  # type: ignore[assignment]
     finally:
         for each, x in zip(places, before, strict=True):
             for held, name in each:

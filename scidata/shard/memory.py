@@ -188,7 +188,7 @@ def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> o
         x, strides = results[i], found[i] if i < len(found) else UNKNOWN
         if isinstance(x, ShardBase):
             x.global_strides = strides
-        elif isinstance(x, Tensor) and x.numel() > 1 and strides is not UNKNOWN:
+        elif isinstance(x, Tensor) and x.layout is torch.strided and x.numel() > 1 and strides is not UNKNOWN:
             results[i] = laid_out(x, strides or row_major(x.shape))
             changed |= results[i] is not x
     if not changed:

@@ -87,8 +87,8 @@ def storage_of(x: Tensor) -> int:
 
 
 def shares_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two plain tensors share a storage."""
-    return storage_of(x) == storage_of(y)
+    """Whether two plain tensors share a storage; sparse ones have none."""
+    return x.layout is y.layout is torch.strided and storage_of(x) == storage_of(y)
 
 
 def is_of_leaf(x: Tensor) -> bool:

@@ -484,6 +484,7 @@ FOUND = {
             "v1 = F.glu(v0)",
             "v2 = F.one_hot((x0[:, :0] > 0).long(), 3)",
             "v3 = F.instance_norm(x0[:, :, :0])",
+            "v4 = torch.trapezoid(x0[6:], dim=0)",
         ],
         0,
     ),
@@ -507,6 +508,12 @@ FOUND = {
             "v1 = F.one_hot((x1.mT > 0).long(), 3)",
             "v2 = torch.sparse.mm(ramp(2, 3).to_sparse_csr(), x1)",
         ],
+        0,
+    ),
+    "a sparse tensor is made of a copy, and covariances have up to two dims": (
+        (3,),
+        [given("x0", (1, 3, 2), (0, (0, 1, 0)))],
+        ["v0 = x0[0]", "v1 = v0.to_sparse() @ ramp(2, 3)", "v2 = torch.cov(v0)", "v3 = torch.cov(x0)"],
         0,
     ),
     "features of a table are split where the ids are": (

@@ -360,7 +360,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -
     """Integral along a dim by the trapezoidal rule."""
     dim = _dim_of(y, x, dim)
     if not y.shape[dim]:
-        return y.sum(dim, dtype=y.dtype)
+        return y.detach().sum(dim, dtype=y.dtype)  # zeros without a graph, as torch has them
     if x is not None:
         return (_heights(y, dim) * _steps(y, x, dim)).sum(dim) / 2.0
     return (y.sum(dim) - (y.select(dim, 0) + y.select(dim, -1)) * 0.5) * float(dx)

@@ -301,6 +301,8 @@ def cov(
     """Covariances of variables, the rows, over observations, the columns."""
     if input.dtype == torch.bool:
         raise RuntimeError("cov: it takes no bools")
+    if input.ndim > 2:
+        raise RuntimeError(f"cov: it takes up to two dims, not the {input.ndim} of {tuple(input.shape)}")
     if aweights is not None and not aweights.is_floating_point():
         raise RuntimeError(f"cov: aweights must be floating point, not {aweights.dtype}")
     x = input if len(input.shape) > 1 else input.unsqueeze(0)

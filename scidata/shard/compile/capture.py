@@ -354,7 +354,7 @@ def _swapped(
     Yields a dict that has at the end, by the numbers of the places, the tensors that the call put in those of buffers.
     """
     found: dict[int, Tensor] = {}
-    lists = [(vars(x), found) for x in modules if (found := lists_of_weights(x))]
+    lists = [(vars(x), weights) for x in modules if (weights := lists_of_weights(x))]
     before = [held[0][0][held[0][1]] for held in places]
     try:
         for each, x, was in zip(places, tensors, before, strict=True):
@@ -363,19 +363,18 @@ def _swapped(
                 held[name] = x
         yield found
         for i, (each, x, was) in enumerate(zip(places, tensors, before, strict=True)):
-            new = [held.get(name) for held, name in each]
-            if all(now is x for now in new):
+            new, *others = [held.get(name) for held, name in each]
+            if all(now is x for now in (new, *others)):
                 continue
-            is_buffer = not isinstance(was, nn.Parameter) and len(new) == 1 and type(new[0]) is type(x)
-            if not is_buffer or new[0].requires_grad:  # type: ignore[union-attr]
-                raise EffectError("its forward assigns parameters, or buffers of other modules or with graphs")
-            found[i] = new[0]  # type: ignore[assignment]
+            if isinstance(was, nn.Parameter) or others or type(new) is not type(x) or new.requires_grad:
+                raise EffectError("its forward assigns parameters, or buffers of several modules or with graphs")
+            found[i] = new
     finally:
         for each, x in zip(places, before, strict=True):
             for held, name in each:
                 held[name] = x
-        for attributes, found in lists:
-            attributes.update(found)
+        for attributes, weights in lists:
+            attributes.update(weights)
 
 
 def _unread(x: object) -> object:

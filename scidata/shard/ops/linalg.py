@@ -345,6 +345,14 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
     return torch.return_types.aminmax((low, high))
 
 
+def _multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    """Product of matrices, the first and the last of which may be vectors."""
+    dims = [len(x.shape) for x in tensors]
+    if len(dims) < 2 or any(n != 2 for n in dims[1:-1]) or any(n not in (1, 2) for n in dims):
+        raise RuntimeError(f"multi_dot: it takes two or more matrices, not tensors of {dims} dims")
+    return reduce(torch.matmul, tensors)
+
+
 composes(
     {
         "inner": lambda input, other: (
@@ -352,7 +360,7 @@ composes(
         ),
         "vdot": lambda input, other: torch.dot(input.conj() if input.is_complex() else input, other),
         "dist": lambda input, other, p=2: torch.linalg.vector_norm(input - other, p),
-        torch.linalg.multi_dot: lambda tensors: reduce(torch.matmul, tensors),
+        torch.linalg.multi_dot: _multi_dot,
         torch.chain_matmul: lambda *matrices: torch.linalg.multi_dot(several(matrices)),
         torch.linalg.vander: lambda x, N=None: torch.stack([x**i for i in range(x.shape[-1] if N is None else N)], -1),  # noqa: N803
     }

@@ -522,6 +522,25 @@ FOUND = {
         ["v0 = F.embedding((x0 > 0).long(), x0)", "v1 = F.embedding((x1 > 0).long(), x1)", "total(v0).backward()"],
         0,
     ),
+    "ids are split where the features of a table are, whose rows are split, too": (
+        (2, 2),
+        [
+            given("x0", (3, 6), (1, (4, 2)), (0, (0, 3)), grad=True),
+            Given("x1", (1, 6), False, (0, None), ((1, 0), None)),
+        ],
+        ["v0 = F.embedding((x1 > 0).long(), x0)", "total(v0).backward()"],
+        0,
+    ),
+    "products have as many dims as in torch": (
+        (3,),
+        [given("x0", (2, 4, 1), (1, (3, 1, 0)))],
+        [
+            "v0 = torch.addmm(ramp(4, 1), x0, ramp(1, 1))",
+            "v1 = torch.linalg.multi_dot([x0, x0.mT, x0])",
+            "v2 = torch.mm(x0, ramp(1, 2))",
+        ],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

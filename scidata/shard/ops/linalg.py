@@ -191,12 +191,18 @@ def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
     return ",".join(terms) + "->" + out.replace("...", "".join(free[:longest]))
 
 
+_NUM_DIMS = {"addmv": (2, 1), "addr": (1, 1), "addbmm": (3, 3), "baddbmm": (3, 3)}
+
+
 @handles("addmm addmv addbmm baddbmm addr", torch.sparse.addmm, any_order=True)
 def add_product(
     func: TensorFunction, x: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **named: Tensor
 ) -> Tensor:
     """``beta * x + alpha * (a @ b)``, with the sum over a batch for ``addbmm``."""
     left, right = (*factors, *named.values())
+    dims, due = (len(left.shape), len(right.shape)), _NUM_DIMS.get(func.__name__, (2, 2))
+    if dims != due:
+        raise RuntimeError(f"{func.__name__}: its factors have {dims} dims, not {due}")
     product = torch.outer(left, right) if func.__name__ == "addr" else torch.matmul(left, right)
     product = product.sum(0) if func.__name__ == "addbmm" else product
     product = product if alpha == 1 else product * alpha

@@ -59,6 +59,8 @@ def _in_sharded_rows(ids: Tensor, table: ShardTensor, axis: int, padding: int | 
             shape = (*ids.spec.global_shape, spec.global_shape[1])
             return ShardTensor(found, ids.spec.derive(shape, ids.spec.dims, ids.spec.sizes))
         return F.embedding(ids, whole_along(table, 0), padding)
+    if is_sharded(ids) and not set(ids.spec.sharded.values()).isdisjoint(spec.sharded.values()):
+        return F.embedding(ids, whole_along(table, 1), padding)  # features, split over an axis of the ids
     rows: list[Hashable] = [*range(len(ids.shape))]
     others = [None if a == axis else d for a, d in enumerate(spec.dims)]
     # the part that this rank's place along the axis holds is a table of its own to the other axes

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ from scidata.shard.spec import HaloDim, ShardSpec, Strides
 from scidata.shard.torch_internals import (
     Saved,
     forbid_address,
+    keep_out_of_graphs,
+    kept_out,
     make_wrapper,
     version_of,
     watch_checkpoints,
@@ -96,6 +99,8 @@ class ShardBase(Tensor):
             watch_scripts(ShardBase)
             watch_data(ShardBase)
             watch_checkpoints(_save)
+        if not kept_out and "torch._dynamo" in sys.modules:  # it may be loaded after the first tensor was made
+            keep_out_of_graphs()
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "

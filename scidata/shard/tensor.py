@@ -38,7 +38,7 @@ from scidata.shard.rows.runs import exchange_halo, halo_dims, owned_of
 from scidata.shard.saving import load_part, saved
 from scidata.shard.sizes import facts_of
 from scidata.shard.spec import UNKNOWN, HaloDim, ShardSpec, Sizes, Strides
-from scidata.shard.torch_internals import keep_out_of_graphs, tree_flatten
+from scidata.shard.torch_internals import tree_flatten
 from scidata.shard.views import gradient_of, refuse_no_gradient
 
 
@@ -120,7 +120,6 @@ class ShardTensor(ShardBase):
         """
         if isinstance(local, ShardTensor):
             raise ShardLayoutError("from_local takes this rank's plain part, not a ShardTensor; use redistribute()")
-        keep_out_of_graphs()
         layouts.check_layout(local, placements)
         part, spec, laid = layouts.part_and_spec(
             local, device_mesh, placements, sharding_shapes, global_shape, own_strides(local)
@@ -158,7 +157,6 @@ class ShardTensor(ShardBase):
 
         Raises ShardLayoutError: ``padded`` does not have the owned shape plus its halo.
         """
-        keep_out_of_graphs()
         wanted = {dim % spec.ndim: widths for dim, widths in halo.items()}
         strides = memory_of_parts(spec, [(tuple(padded.shape), own_strides(padded))])
         return cls(owned_of(padded, spec, wanted), spec, padded=padded, halo=wanted, global_strides=strides)

@@ -562,7 +562,8 @@ def flat_out_dims(out_dims: object, results: object) -> list[int | None]:
 
 # -- the compiler ------------------------------------------------------------------------------------------------------
 
-_told: list[ModuleType] = []
+#: Dynamo, once it has been told.
+kept_out: list[ModuleType] = []
 
 
 def keep_out_of_graphs(*, load: bool = False) -> None:
@@ -572,12 +573,12 @@ def keep_out_of_graphs(*, load: bool = False) -> None:
     ``TORCH_LOGS=graph_breaks``; functions on plain tensors are compiled as ever. ``torch.compiler.disable`` would have
     to wrap every function of the package, and loads Dynamo.
     """
-    if _told or not (load or "torch._dynamo" in sys.modules):
+    if kept_out or not (load or "torch._dynamo" in sys.modules):
         return
     from torch._dynamo import trace_rules
 
     trace_rules.add("scidata")
-    _told.append(trace_rules)
+    kept_out.append(trace_rules)
 
 
 # -- meshes ------------------------------------------------------------------------------------------------------------

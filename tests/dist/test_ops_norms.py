@@ -69,6 +69,19 @@ def test_norms(num_ranks):
     run_ranks(check_norms, num_ranks)
 
 
+def check_default_eps(rank, num_ranks):
+    """Values as small as the default ``eps``, which is of the dtype that torch computes in."""
+    x = (random(*IMAGE) * 1e-2).detach().bfloat16()
+    for sizes in LAYOUTS[num_ranks]:
+        spec = ShardSpec.even(mesh_of(num_ranks), [Shard(2)], IMAGE, {0: sizes})
+        assert_like_one_process(lambda x: F.rms_norm(x, IMAGE[2:]), [x], [spec], rtol=1e-2, atol=0)
+
+
+@RANKS
+def test_the_default_eps_of_half_precision(num_ranks):
+    run_ranks(check_default_eps, num_ranks)
+
+
 def layers():
     yield nn.BatchNorm2d(4), IMAGE
     yield nn.BatchNorm2d(4, momentum=None, affine=False), IMAGE

@@ -209,7 +209,7 @@ def rms_norm(
     weight = _cut(x, dims, weight)
     if spec.sharded.keys().isdisjoint(dims):
         return finish(F.rms_norm(x.local, spec.global_shape[dims.start :], weight, eps), spec)
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
     local = widened(x.local)
+    eps = torch.finfo(local.dtype).eps if eps is None else eps
     result = local * torch.rsqrt(mean_of_squares(local, spec, dims) + eps)
     return finish(_scaled(result, weight, None, x.dtype), spec)

@@ -481,7 +481,9 @@ def test_inferring_makes_tensors_without_values():
 
 
 COMPILED = """
-import torch, torch._dynamo
+import sys, torch
+if BEFORE:
+    import torch._dynamo
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from scidata.shard import ShardTensor
@@ -499,15 +501,18 @@ def step(x):
 with fake_group(2):
     mesh = init_device_mesh("cpu", (2,))
     x = ShardTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)], sharding_shapes={0: [(2, 4)] * 2})
-    assert torch.compile(step, backend=backend)(x).tolist() == [[2.0] * 4] * 2
+    assert ("torch._dynamo" in sys.modules) is BEFORE
+    compiled, y = torch.compile(step, backend=backend), x + 0
+    assert compiled(y).tolist() == [[2.0] * 4] * 2
 assert torch.compile(lambda x: x * 2, backend=backend)(torch.ones(2)).tolist() == [2, 2]
 assert not any("scidata" in str(node.stack_trace) for graph in traced for node in graph.graph.nodes)
 assert torch._dynamo.trace_rules.lookup(ShardTensor.to_local) is torch._dynamo.variables.SkipFunctionVariable
 """
 
 
-def test_dynamo_runs_this_package_as_it_is():
-    subprocess.run([sys.executable, "-c", COMPILED], check=True)
+@pytest.mark.parametrize("before", [True, False], ids=["loaded before the first tensor", "loaded after it"])
+def test_dynamo_runs_this_package_as_it_is(before):
+    subprocess.run([sys.executable, "-c", COMPILED.replace("BEFORE", str(before))], check=True)
 
 
 def test_flatten_mesh_is_one_axis_of_the_same_ranks():

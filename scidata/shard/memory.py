@@ -127,11 +127,22 @@ def _binary_cross_entropy(x: Tensor, *others: object, **options: object) -> Tens
     return torch.empty_like(x)
 
 
+def _roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
+    shifts, dims = ([each] if isinstance(each, int) else each for each in (shifts, dims))
+    if not dims:
+        return x.contiguous()
+    for shift, d in zip(shifts, dims, strict=True):
+        start = -shift % max(1, x.shape[d])
+        x = torch.cat([x.narrow(d, start, x.shape[d] - start), x.narrow(d, 0, start)], d) if x.numel() else x.clone()
+    return x
+
+
 #: What infers the strides of CPU kernels' results in place of torch's own functions.
 _LIKE_KERNELS: dict[object, Callable[..., object]] = {
     F.batch_norm: _batch_norm,
     F.binary_cross_entropy: _binary_cross_entropy,
     torch.native_batch_norm: _native_batch_norm,
+    **dict.fromkeys(find("roll", namespaces=_BOTH), _roll),
 }
 
 
@@ -253,7 +264,8 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return laid
     if func in ELEMENTWISE and len({x.dtype for x in tensors}) == 1 < len({shape for shape, _ in operands}):
         return (_broadcast_strides(operands[::-1] if func in _REVERSED else operands),)
-    func = _LIKE_KERNELS.get(func, func)
+    like = _LIKE_KERNELS.get(func, func)
+    func = func if like is _roll and tensors[0].device.type != "cpu" else like  # row-major there
     for fake in (False, True):  # the second knows devices, and more functions, and takes a hundred times as long
         if func in _BY_KERNEL and not fake:
             continue

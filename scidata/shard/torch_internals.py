@@ -103,11 +103,16 @@ def inferring(*, fake: bool) -> Iterator[None]:
 
     On tensors of the device ``"meta"``; or with ``fake``, on any device, where tensors made here have no values either.
     Compilers' inference of shapes is not public. Hooks on saved tensors do not see it either: a checkpoint counts
-    saved tensors.
+    saved tensors. Nor do forward-mode derivatives: where something fails inside, torch would look for the tangents of
+    what it puts into its message, and take no more derivatives from then on.
     """
     hooks = saved_tensors_hooks(_unchanged, _unchanged) if _hooks_allowed() else nullcontext()
-    with hooks, _disable_current_modes(), DisableTorchFunction(), FakeTensorMode() if fake else nullcontext():
-        yield
+    level, forward_ad._current_level = forward_ad._current_level, -1
+    try:
+        with hooks, _disable_current_modes(), DisableTorchFunction(), FakeTensorMode() if fake else nullcontext():
+            yield
+    finally:
+        forward_ad._current_level = level
 
 
 def _unchanged(saved: Tensor) -> Tensor:

@@ -159,6 +159,8 @@ def test_kernels_that_lay_out_by_format(number):
         (torch.nn.functional.max_pool1d, (x.detach().requires_grad_(), 1)),
         (torch.nn.functional.pixel_shuffle, (x, 2)),
         (torch.pow, (2.0, x)),
+        (torch.roll, (x, (1, -2), (1, -1))),
+        (torch.roll, (x, 1)),
         (torch.ldexp, (x, x[:1])),
         (torch.rsub, (x, x[:1].contiguous())),
         (torch.Tensor.view, (x, x.shape[0], torch.tensor(2), 2, *x.shape[2:])),

@@ -74,7 +74,7 @@ _LDEXP = frozenset(find("ldexp", namespaces=_BOTH))
 # these give row-major results of any tensors;
 _ROW_MAJOR = frozenset(
     find("max_unpool1d max_unpool3d nll_loss ctc_loss one_hot", namespaces=(F,))
-    + find("normal view_copy repeat_interleave", namespaces=_BOTH)
+    + find("normal view_copy repeat_interleave isin", namespaces=_BOTH)
     + [torch.sparse.mm]
 )
 _POWERS = frozenset([torch.pow, torch.float_power, Tensor.__rpow__])

@@ -507,7 +507,14 @@ FOUND = {
             "v0 = torch.vmap(lambda t: t.softmax(0), 1, 1)(x0)",
             "v1 = F.one_hot((x1.mT > 0).long(), 3)",
             "v2 = torch.sparse.mm(ramp(2, 3).to_sparse_csr(), x1)",
+            "v3 = torch.isin((x1.mT > 0).long(), torch.tensor([1]))",
         ],
+        0,
+    ),
+    "groups of one number on a rank are normalised, where there are more in all": (
+        (3,),
+        [given("x0", (4, 3, 1), (0, (1, 3, 0)), grad=True)],
+        ["v0 = F.group_norm(x0, 3)", "v1 = F.group_norm(x0[:1], 3)", "total(v0).backward()"],
         0,
     ),
     "a sparse tensor is made of a copy, and covariances have up to two dims": (

@@ -145,8 +145,11 @@ def group_norm(
     spec = x.spec
     if spec.global_shape[1] % num_groups:
         raise RuntimeError(f"group_norm: {spec.global_shape[1]} channels are no multiple of {num_groups} groups")
-    if spec.sharded.keys() <= {0}:
-        return finish(F.group_norm(x.local, num_groups, *align_parameters(x, weight, bias), eps), spec)
+    per_group = math.prod(spec.global_shape) // num_groups
+    if per_group == 1 and func is F.group_norm:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+    if spec.sharded.keys() <= {0}:  # torch's own asks F.group_norm's question of one rank's samples
+        return finish(torch.group_norm(x.local, num_groups, *align_parameters(x, weight, bias), eps), spec)
     weight, bias = _of_channels(x, weight, bias)
     local: Tensor = widened(x.local).unflatten(1, (num_groups, -1))  # type: ignore[no-untyped-call]
     sharded = {d + (d > 1): axis for d, axis in spec.sharded.items()}

@@ -511,6 +511,16 @@ FOUND = {
         ],
         0,
     ),
+    "a result of attention to keys of fewer dims is written to": (
+        (3,),
+        [given("x0", (1, 3, 6, 5), (2, (0, 4, 2)), grad=True), given("x1", (3, 6, 5), (1, (0, 4, 2)), grad=True)],
+        [
+            "v0 = F.scaled_dot_product_attention(x0, x1, x1, is_causal=True)",
+            "v0.view(-1)[21] += ramp()",
+            "total(v0).backward()",
+        ],
+        0,
+    ),
     "groups of one number on a rank are normalised, where there are more in all": (
         (3,),
         [given("x0", (4, 3, 1), (0, (1, 3, 0)), grad=True)],

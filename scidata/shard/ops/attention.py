@@ -144,6 +144,8 @@ def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) ->
             how = how._replace(is_causal=False)
             parts["attn_mask"] = _causal_mask(func, operands, parts)
         result = _compute(func, parts, how)
+    if len(batches) > 1 and not how.enable_gqa and result.requires_grad:
+        result = result.clone()  # the kernel keeps its result, unlike one process's, which may be written to
     shape, names = list(result.shape), [*range(-result.ndim, -2), "L", "Ev"]
     for entry in layout:
         if entry is not None:

@@ -157,10 +157,11 @@ def check_op(
     dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
     timeout: float = 120,
 ) -> list[str]:
-    """Hold a function of tensors on shards against one process: values, shapes, dtypes and gradients.
+    """Hold a function of tensors on shards against one process: values, shapes, dtypes, gradients, memory.
 
     Each rank runs ``fn`` on the whole inputs and on its parts of them, by even and uneven layouts and by layouts that
-    leave a rank empty. A layout that ``fn`` refuses on all ranks alike is right, too.
+    leave a rank empty. A layout that ``fn`` refuses on all ranks alike is right, too; a result that shares
+    an input's memory, where it has memory of its own in one process, is not.
 
     Parameters
     ----------

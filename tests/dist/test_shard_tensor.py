@@ -106,7 +106,9 @@ def check_redistribute(rank, num_ranks):
         assert_like_one_process(there, [full], [spec])
         back = assert_like_one_process(and_back, [full], [spec])
         assert back.spec == spec
-        assert_like_one_process(lambda x: x.full_tensor() if isinstance(x, ShardTensor) else x.view_as(x), [full], [spec])
+        assert_like_one_process(
+            lambda x: x.full_tensor() if isinstance(x, ShardTensor) else x.view_as(x), [full], [spec]
+        )
         x = shard_of(full, spec)
         assert x.redistribute(placements=[Shard(0)]) is x  # sizes are kept
         assert (

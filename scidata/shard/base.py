@@ -17,6 +17,7 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.op_table import HANDLERS, TRANSFORMS
 from scidata.shard.spec import HaloDim, ShardSpec, Strides
 from scidata.shard.torch_internals import (
+    DYNAMO,
     Saved,
     forbid_address,
     keep_out_of_graphs,
@@ -99,7 +100,7 @@ class ShardBase(Tensor):
             watch_scripts(ShardBase)
             watch_data(ShardBase)
             watch_checkpoints(_save)
-        if not kept_out and "torch._dynamo" in sys.modules:  # it may be loaded after the first tensor was made
+        if not kept_out and DYNAMO in sys.modules:  # it may be loaded after the first tensor was made
             keep_out_of_graphs()
         if local.shape != spec.local_shape:
             raise ShardLayoutError(

@@ -567,6 +567,7 @@ def flat_out_dims(out_dims: object, results: object) -> list[int | None]:
 
 # -- the compiler ------------------------------------------------------------------------------------------------------
 
+DYNAMO = "torch._dynamo"  # which is loaded by the first function that is compiled
 #: Dynamo, once it has been told.
 kept_out: list[ModuleType] = []
 
@@ -578,7 +579,7 @@ def keep_out_of_graphs(*, load: bool = False) -> None:
     ``TORCH_LOGS=graph_breaks``; functions on plain tensors are compiled as ever. ``torch.compiler.disable`` would have
     to wrap every function of the package, and loads Dynamo.
     """
-    if kept_out or not (load or "torch._dynamo" in sys.modules):
+    if kept_out or not (load or DYNAMO in sys.modules):
         return
     from torch._dynamo import trace_rules
 

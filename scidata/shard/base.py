@@ -21,7 +21,6 @@ from scidata.shard.torch_internals import (
     Saved,
     forbid_address,
     keep_out_of_graphs,
-    kept_out,
     make_wrapper,
     version_of,
     watch_checkpoints,
@@ -32,6 +31,9 @@ from scidata.shard.torch_internals import (
 )
 
 _watched: list[type] = []  # not empty once torch is patched, which the first tensor does
+#: What to do once a module is loaded, which may be after the first tensor was made.
+_late: dict[str, Callable[[], object]] = {DYNAMO: keep_out_of_graphs}
+when_loaded = _late.setdefault
 
 
 class ViewState:
@@ -100,8 +102,10 @@ class ShardBase(Tensor):
             watch_scripts(ShardBase)
             watch_data(ShardBase)
             watch_checkpoints(_save)
-        if not kept_out and DYNAMO in sys.modules:  # it may be loaded after the first tensor was made
-            keep_out_of_graphs()
+        for name in _late:
+            if name in sys.modules:
+                _late.pop(name)()
+                break
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "

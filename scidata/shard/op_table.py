@@ -7,6 +7,7 @@ and is found by one dict lookup.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from types import FunctionType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -83,8 +84,9 @@ def register_op(
     Parameters
     ----------
     *functions : object
-        As they arrive at ``__torch_function__``: ``torch.sin``, ``torch.Tensor.sin``, …; an operator that another
-        library registers with torch, and that may not be there yet, by its name: ``"pyg.knn"``.
+        As they arrive at ``__torch_function__``: ``torch.sin``, ``torch.Tensor.sin``, …; what may not be there yet by
+        its name: an operator that another library registers with torch, ``"pyg.knn"``, or a function of its own that
+        asks ``has_torch_function``, ``"physicsnemo.nn.functional.natten.na2d"``.
         The handler gets the function, the types of its ShardTensors, its args and kwargs.
     keeps_replicated : bool, default False
         Also call the handler where no axis shards.
@@ -164,7 +166,9 @@ def getters(names: str) -> list[TorchFunction]:
 
 
 def handler_of_operator(func: object) -> Handler | None:
-    """Return the handler that an operator has by its name: of ``torch.ops.pyg.knn``, say."""
+    """Return the handler that an operator or another library's function has by its name: ``"pyg.knn"``, say."""
+    if isinstance(func, FunctionType):
+        return HANDLERS.get(f"{func.__module__}.{func.__qualname__}")
     return HANDLERS.get(str(func).removesuffix(".default"))
 
 

@@ -33,6 +33,7 @@ ELSEWHERE = (
     "functions",
     "multihead",
     "neighbours",
+    "neighbourhoods",
     "derived",
     "matrices",
     "sorting",

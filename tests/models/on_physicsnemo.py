@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.models.cases import Case, image
+from tests.models.neighbourhoods import stand_in
 
 
 def made(module: str, name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -91,6 +92,14 @@ def pictures() -> dict[str, Case]:
     }
     regression = {"img_resolution": 16, "img_in_channels": 3, "img_out_channels": 2, "model_channels": 8, **unet}
     pix = {"in_channels": 3, "out_channels": 2}
+
+    def near(**how: Any) -> Callable[[], nn.Module]:
+        def build() -> nn.Module:
+            stand_in()
+            return made("dit", "DiT", **dit | {"input_size": (24, 20)}, attn_kwargs={"attn_kernel": 3}, **how)()
+
+        return build
+
     return {
         "SongUNet": named(made("diffusion_unets", "SongUNet", model_channels=8, **noised), inputs),
         "SongUNet residual": named(made("diffusion_unets", "SongUNet", model_channels=8, **noised, **residual), inputs),
@@ -100,6 +109,8 @@ def pictures() -> dict[str, Case]:
         "StormCastUNet": image(made("diffusion_unets", "StormCastUNet", **regression), 2, 3, 16, 16, **single),
         "TopoDiff": named(made("topodiff", "TopoDiff", model_channels=64, **{k: v for k, v in noised.items() if k != "label_dim"} | {"in_channels": 5}), {"x": (2, 3, 16, 16), "cons": (2, 2, 16, 16), "timesteps": (2,)}),
         "DiT": named(made("dit", "DiT", **dit), {"x": (2, 3, 16, 16), "t": (2,), "condition": (2, 5)}, **single),
+        "DiT natten": named(near(attention_backend="natten2d"), {"x": (2, 3, 24, 20), "t": (2,), "condition": (2, 5)}, **single),
+        "DiT natten, rotary": named(near(attention_backend="natten2d_rope"), {"x": (2, 3, 24, 20), "t": (2,), "condition": (2, 5)}, **single),
         "DLWP": image(made("dlwp", "DLWP", nr_input_channels=3, nr_output_channels=2, nr_initial_channels=4), 2, 3, 6, 16, 16, cut={"x": (3, 4)}),
         "DPOT": image(made("dpot", "DPOTNet", **dpot), 2, 32, 32, 2, 3, cut={"x": (1, 2)}),
         "FengWu": image(made("fengwu", "Fengwu", **fengwu), 1, 19, 24, 32),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.cases import Case
+from tests.models.neighbourhoods import stand_in
 from tests.models.on_snapshots import SINGLE, case, edges, forget_layers, of
 
 
@@ -320,6 +321,30 @@ def graph_weather() -> dict[str, Case]:
     mesh: dict[str, Any] = {"grid_lon": lon, "grid_lat": lat, "output_features_dim": 2, "hidden_dims": [8, 8], "num_blocks": 1, "num_heads": 2, "splits": 0, "num_hops": 1}  # fmt: skip
     noised = {"corrupted_targets": (2, 12, 9, 2), "prev_inputs": (2, 12, 9, 6), "noise_levels": lambda: torch.rand(2, 1) + 0.1}  # fmt: skip
     cloud = {"points": (1, 40, 2), "features": (1, 40, 3)}
+
+    def weather_mesh() -> nn.Module:
+        stand_in()
+        ends = {f"{end}_{name}": num for end in ("encoder", "decoder") for name, num in (("num_conv_blocks", 1), ("num_transformer_layers", 1), ("hidden_dim", 4))}  # fmt: skip
+        model = net(
+            "weathermesh.weathermesh2",
+            "WeatherMesh",
+            *[None] * 3,
+            [6],
+            3,
+            2,
+            4,
+            8,
+            processor_num_layers=1,
+            kernel=(3, 5, 3),
+            num_heads=2,
+            **ends,
+        )()
+        model.listed = nn.ModuleList(model.processors)  # which is a list
+        return model
+
+    def forecast(model: nn.Module, **given: Any) -> Any:
+        return tuple(vars(model(**given, forecast_steps=2)).values())
+
     pictures = {"image_size": 16, "patch_size": 4, "channels": 3, "depth": 1, "heads": 2, "mlp_dim": 8, "dim_head": 4}
     return {
         "forecaster": forecaster(),
@@ -330,6 +355,7 @@ def graph_weather() -> dict[str, Case]:
         "FGN": case(net("fgn.model", "FunctionalGenerativeNetwork", input_features_dim=3, noise_dimension=4, **mesh), {"previous_weather_state": (1, 2)}, previous_weather_state=(2, 12, 9, 3), options=SINGLE),
         "CaFA": case(net("cafa.model", "CaFAForecaster", 3, 2, model_dim=8, processor_depth=2, num_heads=2, dim_head=4), {"x": (2, 3)}, x=(2, 3, 16, 16), options=SINGLE),
         "Aurora of points": case(net("aurora.model", "AuroraModel", 3, 2, latent_dim=16, num_layers=2), dict.fromkeys(cloud, (1, 2)), **cloud, options=SINGLE),
+        "WeatherMesh": case(weather_mesh, {"surface": (2, 3), "pressure": (3, 4)}, forecast, surface=(2, 3, 14, 16), pressure=(2, 2, 4, 14, 16)),
         "FengWu-GHR of pictures": case(net("fengwu_ghr.layers", "ImageMetaModel", **pictures), {"x": (2, 3)}, lambda model, x: model(x), x=(2, 3, 16, 16), options=SINGLE),
         "FengWu-GHR of points": case(net("fengwu_ghr.layers", "MetaModel", places, **pictures), {"x": (1, 2)}, lambda model, x: model(x), x=(2, num, 3), options=SINGLE),
     }  # fmt: skip

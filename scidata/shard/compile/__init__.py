@@ -181,13 +181,15 @@ class Region:
         if sum(map(len, self.captured.values())) >= self._options.limit:
             self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
             return self._plainly(call, args, kwargs)
+        made, reason, is_effect = None, "", False
         with _capture_alone() as is_alone:
-            if not is_alone:
-                return self._plainly(call, args, kwargs)
             try:
-                made = self._captured(key, call, flat, all_leaves, tree, left_out[-1] if left_out else None)
+                if is_alone:
+                    made = self._captured(key, call, flat, all_leaves, tree, left_out[-1] if left_out else None)
             except NotCapturedError as e:
-                made, reason, is_effect = None, str(e), isinstance(e, EffectError)
+                reason, is_effect = str(e), isinstance(e, EffectError)
+        if not is_alone:  # by now others may go on: ranks' threads would wait for each other
+            return self._plainly(call, args, kwargs)
         if made is not None:
             made.again.name, made.again.mesh, made.is_by_value = self.name, mesh_of(flat), self._values is not None
             self.captured.setdefault(key, group).append(made)

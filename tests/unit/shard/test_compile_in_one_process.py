@@ -4,6 +4,7 @@ import functools
 import random
 import secrets
 import sys
+import threading
 import uuid
 
 import numpy as np
@@ -271,3 +272,35 @@ def test_sparse_tensors_are_used_eagerly(how, layout):
         x = torch.randn(3, 3)
         torch.testing.assert_close(compiled(x, *given), model.forward(x, *given))
     assert "sparse" in regions_of(compiled)[0].reason
+
+
+HELD = {}
+
+
+def held_up(x):
+    if threading.current_thread().name in HELD:
+        inside, go_on = HELD[threading.current_thread().name]
+        inside.set()
+        assert go_on.wait(60)
+    return x * 2
+
+
+def test_a_call_that_may_not_capture_keeps_no_other_waiting():
+    compiled = scidata.compile(held_up, backend="aot_eager")
+    compiled(torch.ones(3))
+    HELD.update({name: (threading.Event(), threading.Event()) for name in ("first", "second")})
+    # the second's call may be captured, but for the first, which is inside
+    calls = {"first": torch.ones(2), "second": torch.ones(3), "third": torch.ones(4)}
+    threads = [threading.Thread(target=compiled, args=(x,), name=name) for name, x in calls.items()]
+    for thread in threads:
+        thread.start()
+        if thread.name in HELD:
+            assert HELD[thread.name][0].wait(60)
+    threads[2].join(20)
+    waits = threads[2].is_alive()
+    for _, go_on in HELD.values():
+        go_on.set()
+    for thread in threads:
+        thread.join()
+    HELD.clear()
+    assert not waits

@@ -99,7 +99,7 @@ def refuse_no_gradient(x: ShardBase) -> None:
 
 
 class Whole(ViewState):
-    """Mark of a gradient made by autograd: which of its elements share memory is unknown.
+    """Mark of a gradient made by autograd, or computed from one: which of its elements share memory is unknown.
 
     All elements of a sum's gradient are: a write to one shows in all. So it is written to as a whole, or not.
     """
@@ -173,6 +173,16 @@ def _any_repeated(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return any(n > 1 and not step for n, step in zip(shape, strides, strict=False))
 
 
+def _overlaps(x: ShardBase) -> bool:
+    """Whether several elements may be one in memory, as after expand(), or in windows that overlap."""
+    reach = 0
+    for step, n in sorted(zip(x.global_strides or (), x.shape, strict=False)):
+        if n > 1 and 0 <= step <= reach:
+            return 0 not in x.shape
+        reach += (n - 1) * step
+    return False
+
+
 def refuse_repeated(func: TorchFunction, x: ShardBase, index: tuple[Any, ...]) -> None:
     """Raise if several elements of a part, by slices and rows, share memory: torch raises for most such writes."""
     if _repeats(x) and x.global_strides is not None:
@@ -199,11 +209,11 @@ def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
         copied.check_layout()
         base, copied = copied.base, copied.base.copied
         counts.add(base.spec.global_size.numel())
-        if _repeats(base):
+        if _overlaps(base):  # of which the copy has each by itself
             raise unsupported(func, "several elements of the original are one in memory", x.spec, remedy="clone() it")
     if isinstance(copied, Whole) and (counts != {copied.count} or func.__name__.startswith(_PARTLY)):
-        reason = "it writes to a part of a gradient, of which several elements may be one in memory"
-        raise unsupported(func, reason, x.spec, remedy="clone() the gradient")
+        reason = "it writes to a part of what was computed by autograd, of which several elements may be one in memory"
+        raise unsupported(func, reason, x.spec, remedy="clone() it")
     if _repeats(x):
         raise unsupported(func, _REPEATED, x.spec, remedy="clone() it")
     copied = x.copied

@@ -245,6 +245,40 @@ FOUND = {
         ],
         0,
     ),
+    "a write to a copy of windows that overlap": (
+        (2, 2),
+        [given("x1", (5, 1, 4), (1, (0, 1)), (2, (0, 4)))],
+        [
+            "v1 = x1.unfold(0, 2, 1).squeeze(1)",
+            "v1[:4, 3, 1:] = 0.5",
+            "v2 = x1.unfold(0, 2, 1)[1].squeeze(0)",
+            "v2.zero_()",
+        ],
+        1,
+    ),
+    "a gradient that is kept of a quantile whose view was written to": (
+        (2, 2),
+        [given("x0", (1, 1, 4), (2, (0, 4)), (0, (1, 0)), grad=True)],
+        [
+            "v0, v1 = x0.chunk(2, -1)",
+            "v2 = v1.quantile(0.3, dim=0)",
+            "v3 = v2.squeeze(0)",
+            "v2.squeeze(0).lerp_(v3 * 0.5, 0.25)",
+            "v2.retain_grad()",
+            "total(v3).backward(retain_graph=True)",
+        ],
+        0,
+    ),
+    "a write to repeated elements of what was computed from a gradient": (
+        (2, 2),
+        [given("x1", (4, 1, 3), (2, (2, 1)), (0, (4, 0)))],
+        [
+            "v1 = torch.autograd.functional.hvp(lambda t: total(t.cumsum(-1) * t), x1, torch.ones_like(x1))[1]",
+            "v3 = torch.where(v1 > 0.5, v1, -0.5)",
+            "v3.expand(-1, 3, -1).chunk(2, -1)[0].add_(1.0)",
+        ],
+        1,
+    ),
     "windows of what was written to since": (
         (2, 2),
         [given("x0", (6, 5), (0, (1, 5)), (1, (5, 0)), grad=True)],

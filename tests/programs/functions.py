@@ -34,6 +34,9 @@ def convolved(s: Scope) -> str:
     if s.chance(0.35):
         more = [draw.randrange(max(1, min(a, 2))) for a in steps]
         weight = _plain(channels, out // groups, *kernel)
+        given = zip(x.shape[2:], steps, pads, gaps, kernel, more, strict=True)
+        if any((n - 1) * step - 2 * pad + gap * (k - 1) + extra < 0 for n, step, pad, gap, k, extra in given):
+            raise LookupError  # no rows, which torch's kernels take or refuse by chance
         options = f"{steps}, {pads}, {more}, {groups}, {gaps}"
         return f"NEW0 = F.conv_transpose{n}d({name}, {weight}, {bias}, {options})"
     weight = _plain(out, channels // groups, *kernel)

@@ -120,6 +120,8 @@ class _Trial:
             raise _OutOfStepError
 
     def _line(self, line: str) -> bool:
+        for x in (*tensors_of(self.whole).values(), *filter(_is_plain, tensors_of(self.parts).values())):
+            _error_of(lambda x=x: x.grad_fn)  # views that were written to by others are leaves to torch until asked
         error = _error_of(run_line, line, self.parts)
         if isinstance(error, RuntimeError) and "gloo" in str(error):
             self._found("hang", f"{line}: {error}")
@@ -129,8 +131,6 @@ class _Trial:
             self.outcome.refused[str(error).split(":")[0]] += 1
             self._forget_gradients(line)
             return True
-        for x in tensors_of(self.whole).values():
-            _error_of(lambda x=x: x.grad_fn)  # views that were written to by others are leaves to torch until asked
         theirs = _error_of(run_line, line, self.whole)
         self.ran.append(line)
         self.outcome.lines += 1
@@ -261,6 +261,10 @@ def _placed(given: Given, mesh: DeviceMesh) -> Tensor:
     placements = [Replicate() if d is None else Shard(d) for d in given.dims]
     sizes = {axis: n for axis, n in enumerate(given.sizes) if n is not None}
     return shard_of(given.whole(), ShardSpec.even(mesh, placements, given.shape, sizes))
+
+
+def _is_plain(x: object) -> bool:
+    return type(x) is Tensor
 
 
 def _error_of(function: Callable[..., Any], *args: Any) -> Exception | None:

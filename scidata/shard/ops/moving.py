@@ -164,7 +164,8 @@ def tied_to(result: Tensor, operands: Iterable[Tensor | None]) -> Tensor:
 
 def cut_to(local: Tensor, spec: ShardSpec) -> Tensor:
     """Drop rows beyond the shape of this rank's part, which :func:`without_empty` added."""
+    part = local
     for d, size in enumerate(spec.local_shape):
         if local.shape[d] != size:
-            local = local.narrow(d, 0, size)
-    return local
+            part = part.narrow(d, 0, size)
+    return part if part is local else part.clone()  # torch's results are no views, on other ranks either

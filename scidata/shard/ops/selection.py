@@ -194,7 +194,7 @@ def quantile(
         return func(x.full_tensor(), q, dim, keepdim, interpolation=interpolation)
     if dim is None:
         found = _quantiles(func, x, q, interpolation)
-        return found.reshape((*[len(found)] * many, *[1] * (spec.ndim if keepdim else 0)))
+        return found.reshape((*[len(found)] * many, *[1] * (spec.ndim if keepdim else 0))).clone()
     dim = normal_dim(dim, spec.ndim)
     new = _with_quantiles(spec.without([dim], keepdim=keepdim), len(q) if isinstance(q, Tensor) and many else None)
     if is_whole(spec, dim):
@@ -205,10 +205,10 @@ def quantile(
     if not by_lines(spec, dim):
         return _finish_as(func(moved_off(x, [dim]), q, dim, keepdim, interpolation=interpolation), spec, new)
     (lines,) = on_lines(x, dim, lambda line: (_quantiles(func, line, q, interpolation),))
-    if not many:
-        return lines if keepdim else lines.squeeze(dim)
-    lines = lines.movedim(dim, 0)
-    return lines.unsqueeze(dim + 1) if keepdim else lines
+    if many:
+        lines = lines.movedim(dim, 0)
+        return (lines.unsqueeze(dim + 1) if keepdim else lines).clone()
+    return lines if keepdim else lines.squeeze(dim).clone()
 
 
 def _with_quantiles(spec: ShardSpec, count: int | None) -> ShardSpec:

@@ -20,9 +20,9 @@ from scidata.shard.ops.align import Dims, align, finish, specs_of
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_rows
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import UNKNOWN, ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.views import Copy, become
+from scidata.shard.views import Copy, Whole, become
 
 
 def derived(x: ShardTensor, local: Tensor, spec: ShardSpec) -> Tensor:
@@ -140,7 +140,10 @@ def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None)
         return local
 
     if not plans:
-        return derived(x, x.local.expand(result.local_shape), result)
+        found = derived(x, x.local.expand(result.local_shape), result)
+        if x.global_strides is UNKNOWN and isinstance(found, ShardTensor) and found.copied is None and old != (*new,):
+            found.copied = Whole(x.spec.global_size.numel())  # as torch repeats elements, on some ranks only
+        return found
     local = take()
     return finish(local.expand(result.local_shape), result, copied=Copy(x, local, take))
 

@@ -183,7 +183,12 @@ class Walk:
             self._seen[id(x)] = x  # held, so that its id stays its own
             if len(self._seen) > _MOST:
                 raise NotCapturedError(f"it holds more than {_MOST} objects, which would be compared at each step")
-            self._visit(x)
+            try:
+                self._visit(x)
+            except NotCapturedError:
+                raise
+            except Exception as e:  # of a method of its class
+                raise NotCapturedError(f"it holds a {type(x).__name__}, which cannot be compared: {e!r}") from e
 
     def _visit(self, x: Any) -> None:
         if isinstance(x, Tensor):
@@ -240,7 +245,9 @@ class Walk:
         if isinstance(x, dict):
             self._map(x)
             self._todo += x
-        elif isinstance(x, tuple | frozenset):
+        elif isinstance(x, tuple):
+            self._todo += tuple.__iter__(x)  # its class may have no length (e3nn's have none)
+        elif isinstance(x, frozenset):
             self._todo += x
         elif isinstance(x, list | deque | set):
             reached.lists.append((x, [*x])) if x else reached.empty.append(x)

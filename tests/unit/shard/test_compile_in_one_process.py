@@ -6,6 +6,7 @@ import secrets
 import sys
 import threading
 import uuid
+import warnings
 
 import numpy as np
 import pytest
@@ -304,3 +305,48 @@ def test_a_call_that_may_not_capture_keeps_no_other_waiting():
         thread.join()
     HELD.clear()
     assert not waits
+
+
+class HasNoLength(tuple):
+    def __len__(self):
+        raise NotImplementedError
+
+
+class CannotBeLookedAt(list):
+    def __iter__(self):
+        raise NotImplementedError
+
+
+class Holds(nn.Linear):
+    def __init__(self, held):
+        super().__init__(3, 3)
+        self.held = held
+
+
+@pytest.mark.parametrize("held", [HasNoLength((1.0, [2.0])), CannotBeLookedAt([1])])
+def test_classes_whose_methods_raise(held):
+    compiled = scidata.compile(Holds(held), backend="aot_eager")
+    x = torch.ones(2, 3)
+    with warnings.catch_warnings(record=True) as said:
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), F.linear(x, compiled.weight, compiled.bias))
+    if type(held) is HasNoLength:
+        assert any(regions_of(compiled)[0].captured.values())
+    else:
+        assert "holds a CannotBeLookedAt" in str(said[0].message)
+
+
+def heads_by_norms(x, weight):
+    """Attention of means: backward of the norm gets a gradient in another order, and gives it on in its own."""
+    heads = F.layer_norm(x.reshape(2, 6, 2, 8).transpose(1, 2), (8,), weight)
+    return (heads.transpose(-1, -2) @ heads.detach().exp()).cos()
+
+
+def test_a_kernel_that_lays_its_result_out_otherwise_than_torch_infers():
+    compiled, found = scidata.compile(heads_by_norms, backend="aot_eager", fullgraph=True), []
+    for call in (heads_by_norms, compiled, compiled, compiled):
+        x = torch.linspace(0, 1, 192).reshape(2, 6, 16).sin().requires_grad_()
+        call(x * 2, torch.ones(8)).sum().backward()
+        found.append(x.grad)
+    for grad in found[1:]:
+        torch.testing.assert_close(grad, found[0], rtol=0, atol=0)

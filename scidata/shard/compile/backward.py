@@ -138,11 +138,12 @@ class Again:
         nodes = {i: node for i, (node, _) in zip(inputs.trained, inputs.next_functions, strict=False)}
         places = [*filter(lambda i: is_needed(nodes[i]), nodes), *self.unused]
         averaged = [nodes[i] for i in nodes.keys() & self.put_off.keys() if is_accumulated(nodes[i])]
-        held = [x if x.requires_grad else x.clone() for x in inputs.held]  # buffers, which the function may write to
+        buffers = [x if x.requires_grad else x.clone() for x in inputs.held]  # which the function may write to
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
-            # views, as one argument may have been computed from another: autograd is not to go on from it
-            tensors = [*held, *[x.view_as(x) if x.requires_grad else x for x in inputs.saved_tensors]]
+            # views, as an argument may have been computed from another, or by an earlier call from the parameters:
+            # autograd is not to go on from it
+            tensors = [x.view_as(x) if x.requires_grad else x for x in (*buffers, *inputs.saved_tensors)]
             for source, state in inputs.drawn:
                 stack.callback(source.set_rng_state, source.get_rng_state())
                 source.set_rng_state(state)

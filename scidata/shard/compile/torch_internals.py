@@ -394,6 +394,7 @@ def tracing() -> Iterator[None]:
             _wrapped(FunctionalTensorMode, "__torch_dispatch__", _hidden),
             _wrapped(torch.fx.Graph, "python_code", _hidden),
             _wrapped(nn.Module, "register_parameter", _taking_traced),
+            torch.compiler.set_stance("force_eager"),  # functions that the model has compiled are traced with it
         ):
             yield
     finally:

@@ -1,5 +1,6 @@
 """Functions that were captured once where they must not be: each call gives what an eager one gives."""
 
+import copy
 import functools
 import random
 import secrets
@@ -350,3 +351,30 @@ def test_a_kernel_that_lays_its_result_out_otherwise_than_torch_infers():
         found.append(x.grad)
     for grad in found[1:]:
         torch.testing.assert_close(grad, found[0], rtol=0, atol=0)
+
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x, state):
+        state = self.linear(x + state).tanh()
+        return state * 2, state.square()
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_weights_of_several_calls_of_which_a_loss_uses_some_results(retain_graph):
+    torch.manual_seed(0)
+    eager, x = Cell(), torch.ones(2, 3)
+    compiled = scidata.compile(copy.deepcopy(eager), backend="aot_eager")
+    for uses_all in (True, True, True, False, False, False, False):
+        for cell in (eager, compiled):
+            cell.zero_grad()
+            state = torch.zeros(2, 3)
+            for _ in range(3):
+                y, state = cell(x, state)
+            (y + state if uses_all else y).sum().backward(retain_graph=retain_graph)
+        for ours, theirs in zip(compiled.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    assert any(regions_of(compiled)[0].captured.values())

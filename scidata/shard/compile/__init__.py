@@ -464,6 +464,8 @@ def compile(
         if model is not module:
             return of_module
         set_compiled_call(module, of_module)
+        if type(module).forward is nn.Module.forward:  # a list of modules, say, which is never called itself
+            of_module.parts = regions_below(module, of_module.name, chosen)
         return model
     region = Region(model, None, getattr(model, "__name__", type(model).__name__), chosen)
     return functools.wraps(model)(region)  # type: ignore[return-value]

@@ -378,3 +378,14 @@ def test_weights_of_several_calls_of_which_a_loss_uses_some_results(retain_graph
         for ours, theirs in zip(compiled.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
     assert any(regions_of(compiled)[0].captured.values())
+
+
+def test_modules_of_a_list_are_compiled_by_themselves():
+    layers, x = scidata.compile(nn.ModuleList(Cell() for _ in range(2)), backend="aot_eager"), torch.ones(2, 3)
+    for _ in range(3):
+        y = x
+        for layer in layers:
+            y, _ = layer(x, y)
+    whole, *parts = regions_of(layers)
+    assert not whole.captured and [part.name for part in parts] == ["ModuleList.0", "ModuleList.1"]
+    assert all(any(part.captured.values()) for part in parts)

@@ -9,6 +9,7 @@ own inference of shapes gives the strides of the result; no rank asks another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from scidata.shard.base import ShardBase
 from scidata.shard.comm.functions import linear
 from scidata.shard.op_table import TorchFunction, find, getters
 from scidata.shard.spec import UNKNOWN, ShardSpec, Strides, row_major
-from scidata.shard.torch_internals import inferring, kernels, tree_leaves, tree_map_only
+from scidata.shard.torch_internals import inferring, keeping_version, kernels, tree_leaves, tree_map_only
 
 _Args: TypeAlias = tuple[object, ...]
 _Kwargs: TypeAlias = dict[str, object]
@@ -479,8 +480,10 @@ def laid_out(x: Tensor, strides: Strides) -> Tensor:
     if all(n == 1 or old == new for n, old, new in zip(x.shape, x.stride(), strides, strict=True)):
         if x.requires_grad or x._base is not None:
             return x.as_strided(x.shape, strides)
-        # no view of x: under no_grad torch lets these be written to less freely
-        return x.detach().as_strided_(x.shape, strides)
+        # no view of x: under no_grad torch lets these be written to less freely; and no write to x, which a graph may
+        # have saved (the positions of a sort)
+        with nullcontext() if x.is_inference() else keeping_version(x):
+            return x.detach().as_strided_(x.shape, strides)
     if 0 in strides:  # by slices of x, the first row of an expanded dim would have the gradients of all
         return linear(_expanded, lambda grad, _: grad.clone(), x, strides)
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

@@ -36,6 +36,7 @@ from torch._functorch import apis, eager_transforms, vmap
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import Function, Variable, forward_ad
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._api import _FromTorchTensor
@@ -71,6 +72,10 @@ _hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_
 #: backward gives zeros without a graph where the view has no elements, so that a rank would miss collectives.
 replay_views: Callable[[bool], None] = torch._C._set_view_replay_enabled
 views_are_replayed: Callable[[], bool] = torch._C._is_view_replay_enabled
+
+
+#: Writes inside this block do not count as writes to these tensors.
+keeping_version = _unsafe_preserve_version_counter
 
 
 def version_of(x: Tensor) -> int:

@@ -279,6 +279,22 @@ FOUND = {
         ],
         1,
     ),
+    "a sort of a row that every rank has, differentiated": (
+        (3,),
+        [given("x1", (1, 6, 2), (1, (5, 1, 0)), grad=True)],
+        ["v0 = x1 @ x1.mT", "v2 = v0[0::2, -2, ...]", "v5 = v2.sort(-1).values", "total(v5).backward()"],
+        0,
+    ),
+    "resizing of no samples": (
+        (3,),
+        [given("x1", (1, 4, 4), (0, (0, 1, 0)), grad=True)],
+        [
+            "v0 = x1[1:, 1:, ::2]",
+            "v1 = F.interpolate(v0, scale_factor=2.0, mode='linear', align_corners=True)",
+            "total(v1).backward()",
+        ],
+        0,
+    ),
     "windows of what was written to since": (
         (2, 2),
         [given("x0", (6, 5), (0, (1, 5)), (1, (5, 0)), grad=True)],

@@ -133,7 +133,7 @@ def interpolate(
     if count not in allowed:
         raise NotImplementedError(f"interpolate: mode {mode!r} with {count} spatial dims")
     with inferring(fake=False):  # torch raises where something does not fit; of other modes it infers slowly
-        like = torch.empty(spec.global_shape, device="meta")
+        like = torch.empty((1, 1, *spec.global_shape[2:]), device="meta")  # its inference fails for no samples
         sizes = F.interpolate(like, size, scale_factor, recompute_scale_factor=recompute_scale_factor).shape[2:]
     if mode == "area":
         return adaptive_average(x, sizes, _AREA[count - 1])

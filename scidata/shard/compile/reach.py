@@ -413,7 +413,7 @@ _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL
 def touches(code: types.CodeType) -> str:
     """Return a tensor attribute that code reads or sets and a graph cannot have; "" if there is none."""
     for each in _nested(code):
-        if "type" in each.co_names and not {"Tensor", "Parameter"}.isdisjoint(each.co_names):
+        if not {"Tensor", "Parameter"}.isdisjoint(each.co_names) and _asks_for_type(each):
             return "may ask for the type of a tensor"
         if {"sys", "modules"} <= {*each.co_names}:
             return "looks into sys.modules"
@@ -429,6 +429,18 @@ def touches(code: types.CodeType) -> str:
             if writes and "data" in each.co_names:
                 return "writes to .data"
     return ""
+
+
+def _asks_for_type(code: types.CodeType) -> bool:
+    """Whether code does more with a ``type`` than name that of a variable in a message: ``f"a {type(x).__name__}"``."""
+    found = [i for i in dis.get_instructions(code) if i.opname != "PRECALL"]
+    for k, load in enumerate(found):
+        if load.argval == "type" and load.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
+            after = [i.opname for i in found[k + 2 : k + 5] if i.argval not in ("__name__", "__qualname__")]
+            is_shown = after[:1] == ["CALL"] and after[1:2] != [] and after[1].startswith(("FORMAT_", "CONVERT_"))
+            if load.opname != "LOAD_GLOBAL" or not is_shown:
+                return True
+    return False
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -390,3 +390,17 @@ def test_modules_of_a_list_are_compiled_by_themselves():
     assert not whole.captured
     assert [part.name for part in parts] == ["ModuleList.0", "ModuleList.1"]
     assert all(any(part.captured.values()) for part in parts)
+
+
+def names_a_type(x):
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{type(x)}, a {type(x).__name__}")
+    return x.sin() * 2
+
+
+def test_a_type_that_is_named_in_a_message_is_not_asked_for():
+    compiled = scidata.compile(names_a_type, backend="aot_eager", fullgraph=True)
+    x = torch.linspace(0, 1, 3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), names_a_type(x))
+    assert any(regions_of(compiled)[0].captured.values())

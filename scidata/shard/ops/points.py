@@ -84,7 +84,8 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
     ndim = max(len(x.shape) for x in operands)
     if min(len(x.shape) for x in operands) < 2 or operands[0].shape[-1] != operands[1].shape[-1]:
         raise RuntimeError(f"cdist: rows of {tuple(operands[0].shape)} and {tuple(operands[1].shape)} do not fit")
-    if (row := local_of(operands[0])).itemsize < 4:  # torch refuses such, but not of no rows
+    row = local_of(operands[0])
+    if row.itemsize < 4 and all(x.numel() for x in operands):  # torch refuses such, but not of no rows
         torch.cdist(row.new_zeros(1, 1), row.new_zeros(1, 1))
     labels: list[list[Hashable]] = [
         [*range(ndim - len(x.shape), ndim - 2), rows, "k"] for x, rows in zip(operands, ("p", "r"), strict=True)

@@ -31,9 +31,12 @@ from scidata.shard.torch_internals import (
 )
 
 _watched: list[type] = []  # not empty once torch is patched, which the first tensor does
-#: What to do once a module is loaded, which may be after the first tensor was made.
-_late: dict[str, Callable[[], object]] = {DYNAMO: keep_out_of_graphs}
-when_loaded = _late.setdefault
+_late: dict[str, Callable[[], object]] = {DYNAMO: keep_out_of_graphs}  # by names of modules
+
+
+def when_loaded(module: str, do: Callable[[], object]) -> None:
+    """Call a function once that module is loaded: at the next tensor that is made, the first or a later one."""
+    _late[module] = do
 
 
 class ViewState:
@@ -105,7 +108,7 @@ class ShardBase(Tensor):
         for name in _late:
             if name in sys.modules:
                 _late.pop(name)()
-                break
+                break  # the dict has changed; others at the next tensor
         if local.shape != spec.local_shape:
             raise ShardLayoutError(
                 f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "

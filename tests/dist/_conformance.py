@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tests.models.neighbourhoods import neighbourhood
+
 EXTENT = 7
 
 
@@ -162,8 +164,16 @@ _BELOW: dict[str, Callable[[Any], Any]] = {
     "native_norms": lambda x: [*torch.native_batch_norm(x, PLAIN[0, 0], None, None, None, True, 0.1, 1e-5), *torch.native_group_norm(x, PLAIN[0, 0], None, 7, 7, 7, 7, 1e-5), torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)],
 }  # fmt: skip
 
+
+def _attend_near(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
+    """Take two dims for those of a grid, and the last for features."""
+    return neighbourhood(*(x[None, :, :, None] for x in (query, key, value)), *args, **named)
+
+
 #: Where two sharded dims are merged, or covered by one mask or several index tensors.
 _MERGING: dict[str, Callable[[Any], Any]] = {
+    "neighborhood attention": lambda x: _attend_near(x, x * 2, x.cos(), 3, dilation=2),
+    "neighborhood attention, strided": lambda x: _attend_near(x, x, x, (4, 3), stride=(2, 3), is_causal=(False, True)),
     "reshape": lambda x: [x.reshape(49, 7), torch.reshape(x, (7, 49)), x.reshape(-1), x.reshape_as(PLAIN.view(49, 7))],
     "view": lambda x: [x.view(7, 7, 7, 1), x.view(49, 7).view_as(PLAIN.view(7, 49))],
     "flatten": lambda x: [x.flatten(), torch.flatten(x, 1), x.ravel(), torch.ravel(x).unflatten(0, (7, 49))],

@@ -72,6 +72,11 @@ def check_cases(rank, num_ranks):
     for layout in LAYOUTS[num_ranks]:
         spec = ShardSpec.even(mesh, [Shard(1)], ROW, {0: layout})
         assert_like_one_process(with_more, inputs, [spec, spec, spec, None, None])
+    for dtype, near in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):  # of gradients of large keys
+        rows = [torch.randn(ROW).add(8).to(dtype).requires_grad_() for _ in range(3)]
+        for layout in LAYOUTS[num_ranks]:
+            specs = [ShardSpec.even(mesh, [Shard(1)], ROW, {0: layout})] * 3
+            assert_like_one_process(lambda *x: neighbourhood(*x, 5), rows, specs, rtol=near, atol=near)
     x = shard_of(torch.randn(ROW), ShardSpec.even(mesh, [Shard(1)], ROW, {0: LAYOUTS[num_ranks][0]}))
     with pytest.raises(ValueError, match="larger than dim 1 of 13 rows"):
         neighbourhood(x, x, x, 7, dilation=2)

@@ -344,7 +344,9 @@ class Walk:
         self._todo += (function.__defaults__, function.__kwdefaults__)
         if "__wrapped__" not in vars(function) or len(vars(function)) > 1:
             self._map(vars(function))
-        names = self._code(code, function.__globals__)
+        # a wrapper of torch's around a function has that one's module, and globals of torch's
+        is_wrapper = is_foreign(function.__globals__.get("__name__"))
+        names = set[str]() if is_wrapper else self._code(code, function.__globals__)
         for cell in function.__closure__ or ():
             try:
                 x = cell.cell_contents
@@ -409,6 +411,20 @@ _SET = frozenset({"data", "grad"})
 _OF_VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")  # which may have the name of an attribute
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM"})
 
+#: Opcodes that end an expression, or the part of it that is computed whatever a condition is.
+_ENDS = (
+    "RAISE_VARARGS",
+    "RETURN_",
+    "STORE_",
+    "POP_TOP",
+    "POP_JUMP",
+    "JUMP_",
+    "YIELD_",
+    "IS_OP",
+    "COMPARE_OP",
+    "CONTAINS_OP",
+)
+
 
 def touches(code: types.CodeType) -> str:
     """Return a tensor attribute that code reads or sets and a graph cannot have; "" if there is none."""
@@ -432,13 +448,12 @@ def touches(code: types.CodeType) -> str:
 
 
 def _asks_for_type(code: types.CodeType) -> bool:
-    """Whether code does more with a ``type`` than name that of a variable in a message: ``f"a {type(x).__name__}"``."""
-    found = [i for i in dis.get_instructions(code) if i.opname != "PRECALL"]
+    """Whether code calls ``type`` for more than the message of an error that it raises."""
+    found = [*dis.get_instructions(code)]
     for k, load in enumerate(found):
         if load.argval == "type" and load.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
-            after = [i.opname for i in found[k + 2 : k + 5] if i.argval not in ("__name__", "__qualname__")]
-            is_shown = after[:1] == ["CALL"] and after[1:2] != [] and after[1].startswith(("FORMAT_", "CONVERT_"))
-            if load.opname != "LOAD_GLOBAL" or not is_shown:
+            end = next(i.opname for i in found[k:] if i.opname.startswith(_ENDS))
+            if load.opname != "LOAD_GLOBAL" or end != "RAISE_VARARGS":
                 return True
     return False
 

@@ -375,6 +375,7 @@ def tracing() -> Iterator[None]:
     And have the backward pass that is captured run as an eager one does: without the forward pass's autocast. What
     torch does to write operators down is hidden from :class:`.watch.Watch`, which would take as long again for it.
     """
+    from torch._dynamo import config as compiler
     from torch._functorch import config
     from torch._guards import TracingContext
     from torch._guards import tracing as inside
@@ -394,7 +395,9 @@ def tracing() -> Iterator[None]:
             _wrapped(FunctionalTensorMode, "__torch_dispatch__", _hidden),
             _wrapped(torch.fx.Graph, "python_code", _hidden),
             _wrapped(nn.Module, "register_parameter", _taking_traced),
-            torch.compiler.set_stance("force_eager"),  # functions that the model has compiled are traced with it
+            # functions that the model has compiled run as they were written, and are traced with it
+            torch.compiler.set_stance("force_eager"),
+            compiler.patch(error_on_nested_fx_trace=False),
         ):
             yield
     finally:

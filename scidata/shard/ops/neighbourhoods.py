@@ -35,16 +35,19 @@ _GENERIC = "neighborhood_attention_generic"  # which NATTEN's functions and modu
 
 
 class Kernel(NamedTuple):
-    """Of one dim."""
+    """What NATTEN is asked for along one dim."""
 
-    size: int
-    stride: int
-    dilation: int
-    is_causal: bool
+    size: int  # rows in a window
+    stride: int  # queries in a row that share a window
+    dilation: int  # how far a window's rows are from each other
+    is_causal: bool  # no query attends to rows after its own
 
 
 def _window(row: int, extent: int, kernel: Kernel) -> tuple[int, int]:
-    """Return the first and the last row in the window of a query's row, the one that leads its stride included."""
+    """Return the first and the last row that decide what a query's row attends to.
+
+    These are its window's, and that of its leader: the query around which the queries of one stride have their window.
+    """
     row, rest = divmod(row, kernel.dilation)
     last = -(-(extent - rest) // kernel.dilation) - 1  # of the rows that are as far from each other as the dilation
     leader = min(
@@ -56,7 +59,10 @@ def _window(row: int, extent: int, kernel: Kernel) -> tuple[int, int]:
 
 
 def rows_of(start: int, stop: int, extent: int, kernel: Kernel) -> tuple[int, int]:
-    """Return the rows ``[begin, end)`` that the kernel is called on for the queries ``[start, stop)``."""
+    """Return the rows ``[begin, end)`` that the kernel is called on for the queries ``[start, stop)``, at least one.
+
+    Windows only move up from a query to the next of its dilation, so the first and the last of each are looked at.
+    """
     ends = {*range(start, min(start + kernel.dilation, stop)), *range(max(start, stop - kernel.dilation), stop)}
     found = [_window(row, extent, kernel) for row in ends]
     least, step = kernel.size * kernel.dilation, kernel.stride * kernel.dilation  # the kernel takes no fewer rows
@@ -78,7 +84,11 @@ def attend(
     additional_values: Tensor | None = None,
     **options: object,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Attend: all are (batch, \\*grid, heads, features). One exchange of keys and values along each sharded dim."""
+    """Attend to what is near; collective where a dim of the grid is sharded: keys and values are exchanged along it.
+
+    Queries, keys and values are ``(batch, *grid, heads, features)``, added keys ``(batch, rows, heads, features)``.
+    Raises ValueError: a kernel, with its dilation, is larger than a sharded dim.
+    """
     given, count = [whole_along(x, -1) for x in (query, key, value)], query.ndim - 3
     if query.shape[-2] != key.shape[-2]:  # heads of queries share one of keys
         given = [whole_along(x, -2) for x in given]

@@ -404,3 +404,22 @@ def test_a_type_that_is_named_in_a_message_is_not_asked_for():
     for _ in range(3):
         torch.testing.assert_close(compiled(x), names_a_type(x))
     assert any(regions_of(compiled)[0].captured.values())
+
+
+@torch.compile(backend="eager")
+def compiled_by_its_author(x):
+    return x.sin() * 2
+
+
+class CallsCompiled(nn.Linear):
+    def forward(self, x):
+        return compiled_by_its_author(super().forward(x))
+
+
+def test_functions_that_a_model_has_compiled():
+    model, x = CallsCompiled(3, 3), torch.ones(2, 3)
+    expected = F.linear(x, model.weight, model.bias).sin() * 2
+    scidata.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        torch.testing.assert_close(model(x), expected)
+    assert any(regions_of(model)[0].captured.values())

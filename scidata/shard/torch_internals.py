@@ -74,7 +74,7 @@ replay_views: Callable[[bool], None] = torch._C._set_view_replay_enabled
 views_are_replayed: Callable[[], bool] = torch._C._is_view_replay_enabled
 
 
-#: Writes inside this block do not count as writes to these tensors.
+#: A block in which writes to the given tensors do not count: autograd does not raise for them.
 keeping_version = _unsafe_preserve_version_counter
 
 

@@ -188,7 +188,7 @@ class Region:
                     made = self._captured(key, call, flat, all_leaves, tree, left_out[-1] if left_out else None)
             except NotCapturedError as e:
                 reason, is_effect = str(e), isinstance(e, EffectError)
-        if not is_alone:  # by now others may go on: ranks' threads would wait for each other
+        if not is_alone:  # without the lock: the call waits for other ranks, where a thread may wait for it
             return self._plainly(call, args, kwargs)
         if made is not None:
             made.again.name, made.again.mesh, made.is_by_value = self.name, mesh_of(flat), self._values is not None

@@ -441,9 +441,9 @@ def _collectives(gm: GraphModule) -> list[Node]:
 
 
 def _reshape(gm: GraphModule) -> None:
-    """Have views be copies where a kernel lays its result out otherwise than torch infers (layer norm's backward does).
+    """Turn views into reshapes, which copy where a kernel's result has other strides than torch infers.
 
-    The graph writes to none of them.
+    So has the gradient of layer norm. A graph writes to no view, so that a copy does as well.
     """
     for node in gm.graph.nodes:
         if node.target is torch.ops.aten.view.default:

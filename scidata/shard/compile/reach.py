@@ -344,7 +344,7 @@ class Walk:
         self._todo += (function.__defaults__, function.__kwdefaults__)
         if "__wrapped__" not in vars(function) or len(vars(function)) > 1:
             self._map(vars(function))
-        # a wrapper of torch's around a function has that one's module, and globals of torch's
+        # torch.compile's wrapper of a function has its ``__module__``, but globals of torch's
         is_wrapper = is_foreign(function.__globals__.get("__name__"))
         names = set[str]() if is_wrapper else self._code(code, function.__globals__)
         for cell in function.__closure__ or ():

@@ -168,4 +168,4 @@ def cut_to(local: Tensor, spec: ShardSpec) -> Tensor:
     for d, size in enumerate(spec.local_shape):
         if local.shape[d] != size:
             part = part.narrow(d, 0, size)
-    return part if part is local else part.clone()  # torch's results are no views, on other ranks either
+    return part if part is local else part.clone()  # in torch the result is a view of no other tensor

@@ -250,7 +250,8 @@ def _compiled_step(case: Case, inputs: Callable[[], Mapping[str, Any]], backend:
 
 def _how_captured(regions: Sequence[Region]) -> str:
     whole, *parts = regions
-    if whole.captured:
+    # a list of modules is never called itself
+    if whole.captured or (not whole.reason and whole.parts and all(part.captured for part in whole.parts)):
         return "whole"
     captured = sum(bool(part.captured) for part in parts)
     reason = whole.reason or str(whole)

@@ -238,3 +238,16 @@ def define(schema: str, function: Callable[..., Any], like: Callable[..., Any]) 
 
 
 define("in_range(Tensor x, int start, int stop, str message) -> Tensor", _checked, lambda x, *_: torch.empty_like(x))
+
+
+def copied(x: Tensor) -> Tensor:
+    """Return a row-major copy to be written to: ``clone()`` of a constant is a constant of the graph itself."""
+    if x.is_floating_point() or not (captures and is_capturing()):
+        return x.clone(memory_format=torch.contiguous_format)
+    copy: Tensor = torch.ops.scidata.copied(x)
+    return copy
+
+
+_library.define("copied(Tensor x) -> Tensor")
+_library.impl("copied", lambda x: x.clone(memory_format=torch.contiguous_format), "CompositeExplicitAutograd")
+torch.library.register_fake("scidata::copied", lambda x: x.new_empty(x.shape), lib=_library)

@@ -23,6 +23,7 @@ from scidata.shard.comm.operators import OtherValuesError, expecting, tapes, tel
 from scidata.shard.comm.operators import noting as keep
 from scidata.shard.compile.backward import mesh_of, tell_ranks, watch_results
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
+from scidata.shard.compile.objects import leaves_in
 from scidata.shard.compile.reach import AssignsError, EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
@@ -40,7 +41,7 @@ from scidata.shard.compile.torch_internals import (
     make_boxed,
     set_compiled_call,
 )
-from scidata.shard.compile.values import Leaf, Values, aliases_of, firsts_of, leaf_of
+from scidata.shard.compile.values import Leaf, Values, aliases_of, firsts_of, leaf_of, objects_of
 from scidata.shard.compile.watch import may_watch, noting
 from scidata.shard.op_table import FALLBACKS
 from scidata.shard.torch_internals import backward_pass, has_dual_level, is_in_a_mode, is_transforming, tree_flatten
@@ -155,7 +156,7 @@ class Region:
             leaves = [leaf.by_value(keeps=False) for leaf in leaves] if found.is_by_value else leaves
             return self._by_graph(found, leaves, call, args, kwargs)
         # what a function computes with, besides its arguments
-        what = firsts_of(flat), *casts(), *surroundings(), chosen_by_user()
+        what = firsts_of([*flat, *objects_of(leaves)]), *casts(), *surroundings(), chosen_by_user()
         key = tree, *[leaf.key for leaf in leaves], *what, aliases_of([x for leaf in leaves for x in leaf.tensors])
         all_leaves = leaves
         if self._is_differentiated:
@@ -293,15 +294,21 @@ class Region:
         assigned: Sequence[tuple[dict[str, Any], str]] = (),
     ) -> Captured:
         options, fuses = self._options, self._options.backend == "inductor"
-        others = [x for x in flat if isinstance(x, nn.Module | type | FunctionType)]
-        snapshot = Snapshot([self._module or self._call, *others], ran=self._ran, assigned=assigned)
+        firsts, objects = firsts_of(flat), objects_of(leaves)
+        others = [x for x in leaves_in(flat) if isinstance(x, nn.Module | type | FunctionType)]
+        snapshot = Snapshot(
+            [self._module or self._call, *others, *map(type, objects)], ran=self._ran, assigned=assigned
+        )
+        once = [x for i, leaf in enumerate(leaves) if firsts[i] == i for x in leaf.objects]
+        if len({*map(id, once)}) < len(once) or snapshot.reaches(objects):
+            raise NotCapturedError("the arguments hold an object twice, or one that the module holds")
         inside = [x for x in snapshot.modules if x is not self._module]
         hooked = next((type(x).__name__ for x in inside if has_hooks(x, refused=True)), None)
         if hooked is not None:
             raise NotCapturedError(f"a {hooked} inside it has hooks")
         if fixes and not snapshot.fix_integers():
             raise NotCapturedError("it has no buffers of integers")
-        given = leaves, firsts_of(flat), tree, snapshot, options.compilers()
+        given = leaves, firsts, tree, snapshot, options.compilers()
         try:
             return capture(call, *given, left_out, known, fuses=fuses, folds=folds)
         except AssignsError as e:

@@ -24,6 +24,7 @@ from scidata.device_mesh.board import common_postings, has_peers, record_error
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import telling
+from scidata.shard.compile.objects import leaves_in
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import graph_of, results_of_graph, watch_backward
 from scidata.shard.torch_internals import (
@@ -32,7 +33,6 @@ from scidata.shard.torch_internals import (
     is_accumulated,
     is_needed,
     keeps_graph,
-    tree_leaves,
     version_of,
 )
 
@@ -52,12 +52,18 @@ class Again:
     # numbers of results that require grad, for whose gradients there is no graph, as no loss uses them
     left_out: Sequence[int]
     unused: Sequence[int] = ()  # places of tensors that require grad, and get none
+    unread: Sequence[int] = ()  # of these, those that no result depends on
     written: Sequence[int] = ()  # places of buffers that it writes to, and computes with
     draws: bool = False  # whether it draws random numbers
     sends: bool = False  # whether its backward graph has collectives
     next_left_out: Sequence[int] | None = None  # other such numbers, by a backward pass since
     name: str = ""
     mesh: DeviceMesh | None = None  # whose ranks make such calls together
+
+    @property
+    def of_left_out(self) -> list[int]:
+        """Places of the unused tensors that results which are left out depend on."""
+        return [i for i in self.unused if i not in self.unread]
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the graph's input tensors; those with gradients are views made by :class:`_Inputs`."""
@@ -94,7 +100,7 @@ class Again:
         found = [*results]
         if self.left_out:
             given = [*[results[i] for i in self.left_out], *[x for x in inputs if x.requires_grad]]
-            given += [tensors[i] for i in self.unused]
+            given += [tensors[i] for i in self.of_left_out]
             others: Any = _LeftOut.apply(self, *given)  # type: ignore[no-untyped-call, unused-ignore]
             for i, x in zip(self.left_out, others, strict=True):
                 found[i] = x
@@ -136,7 +142,7 @@ class Again:
             inputs.last_told = backward_pass()
             tell_ranks(self.name, self.mesh, "by a graph" if self.sends else "")
         nodes = {i: node for i, (node, _) in zip(inputs.trained, inputs.next_functions, strict=False)}
-        places = [*filter(lambda i: is_needed(nodes[i]), nodes), *self.unused]
+        places = [*filter(lambda i: is_needed(nodes[i]), nodes), *self.of_left_out]
         averaged = [nodes[i] for i in nodes.keys() & self.put_off.keys() if is_accumulated(nodes[i])]
         buffers = [x if x.requires_grad else x.clone() for x in inputs.held]  # which the function may write to
         with ExitStack() as stack:
@@ -197,7 +203,7 @@ def tell_ranks(name: str, mesh: DeviceMesh, how: str) -> None:
 
 def mesh_of(arguments: object) -> DeviceMesh | None:
     """Return the mesh of the first sharded tensor among some arguments; None if there are no other ranks."""
-    shard = next((x for x in tree_leaves(arguments) if isinstance(x, ShardBase)), None)
+    shard = next((x for x in leaves_in(arguments) if isinstance(x, ShardBase)), None)
     return None if shard is None or not has_peers() else shard.spec.device_mesh
 
 
@@ -211,7 +217,7 @@ def watch_results(results: object, tell: Callable[[], None]) -> None:
             last = backward_pass()
             tell()
 
-    for x in tree_leaves(results):
+    for x in leaves_in(results):
         part = x.local if isinstance(x, ShardBase) else x
         if isinstance(part, Tensor) and part.grad_fn is not None:
             part.grad_fn.register_prehook(look)
@@ -256,4 +262,4 @@ class _LeftOut(Function):
         again.next_left_out = [i for i in again.left_out if i not in given]
         inputs = again.inputs_of(ctx)
         found = again.gradients(inputs, given)
-        return None, *[None] * len(grads), *[found.get(i) for i in (*inputs.trained, *again.unused)]
+        return None, *[None] * len(grads), *[found.get(i) for i in (*inputs.trained, *again.of_left_out)]

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -24,6 +25,7 @@ from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, is_operator
 from scidata.shard.comm.sums import defer, deferral, num_deferred
 from scidata.shard.compile.backward import STATISTICS, Again
+from scidata.shard.compile.objects import attributes_of, changed, leaves_in, named
 from scidata.shard.compile.overlap import overlap, settling, share_results
 from scidata.shard.compile.reach import AssignsError, EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
@@ -41,9 +43,9 @@ from scidata.shard.compile.torch_internals import (
     tracing,
     unreadable,
 )
-from scidata.shard.compile.values import Leaf, aliases_of, contents, facts, leaf_of, result_of
+from scidata.shard.compile.values import Leaf, aliases_of, facts, leaf_of, objects_of, results_of
 from scidata.shard.compile.watch import Watch
-from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_unflatten, version_of
+from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_leaves, tree_unflatten, version_of
 
 _MOST_SAID = 400  # characters of an error; inductor shows whole kernels
 
@@ -70,6 +72,8 @@ class Captured:
 
     def holds(self, leaves: Sequence[Leaf]) -> bool:
         """Whether the graph is good for another call."""
+        if self.snapshot.reaches(objects_of(leaves)):
+            return False
         if not self.snapshot.holds() or any(version_of(x) != version for x, version in self.constants):
             return False
         try:
@@ -141,6 +145,7 @@ def capture(
     unread = [_unread(held[name]) for held, name in snapshot.assigned]
     num_forward: list[int] = []  # collectives of the forward pass
     rebinds: list[tuple[dict[str, Any], str]] = []  # buffers that the call puts others in the places of
+    changes: list[tuple[int, str, bool]] = []  # of attributes of the arguments' objects, as by ``changed``
     tensors = _collect(places, leaves)
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
     put_off = {i: found.groups for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
@@ -154,14 +159,21 @@ def capture(
             made_each = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             given = [made_each[i] for i in firsts]
             args, kwargs = tree_unflatten(given, tree)
-            before = contents((args, kwargs))
+            objects = [x for x in leaves_in(given) if attributes_of(x)]
+            held = [*chain.from_iterable(map(attributes_of, objects))]
+            kept = [*map(named, held)]
+            before = tree_leaves((args, kwargs, kept))
             with context, _unchanged((args, kwargs), tensors) if context is constants else nullcontext():
-                flat, result_tree = tree_flatten(function(*args, **kwargs), lambda x: type(x) is torch.Size)
-        if [*map(id, contents((args, kwargs)))] != [*map(id, before)]:
+                result = function(*args, **kwargs)
+        is_same = [*map(id, tree_leaves((args, kwargs, kept)))] == [*map(id, before)]
+        if not is_same or sum(len(attributes_of(x)) for x in objects) != len(held):
             raise EffectError("it changes a container among its arguments")
-        shards = [x for x in given if isinstance(x, ShardBase)]
+        changes[:] = changed([*map(named, held)], kept)
+        values = [held[i].get(name) for i, name, _ in changes]
+        flat, result_tree = tree_flatten((result, values), lambda x: type(x) is torch.Size)
+        shards = [x for x in leaves_in(given) if isinstance(x, ShardBase)]
         rebinds[:] = [places[i][0] for i in rebound]
-        return [result_of(x, shards) for x in (*flat, *rebound.values(), *new)], result_tree
+        return results_of((*flat, *rebound.values(), *new), shards, objects), result_tree
 
     @contextmanager
     def inside() -> Iterator[None]:
@@ -231,6 +243,8 @@ def capture(
             grads = next(iter(reversed(graphs[1].graph.nodes))).args[0]
             if isinstance(grads, Sequence) and len(grads) == len(trains):
                 again.unused = [i for i, is_trained in enumerate(trains) if is_trained and grads[i] is None]
+                taken = [bool(node.users) for node in graphs[0].graph.nodes if node.op == "placeholder"]
+                again.unread = [i for i in again.unused if len(taken) == len(trains) and not taken[i]]
                 if len(again.unused) == sum(trains):  # the graph's results would not require grad, as eager ones do
                     raise NotCapturedError("none of its inputs gets a gradient")
 
@@ -275,12 +289,23 @@ def capture(
         found = compiled(*inputs)
         num = sum(len(leaf.tensors) for leaf in results)
         left = iter(again.watched(found[:num], found[num:], inputs, tensors))
-        given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in results]
+        objects = objects_of(leaves)
+        given: list[Any] = []
+        for leaf in results:
+            given.append(leaf.make(*[next(left) for _ in leaf.tensors]))
+            if leaf.argument is not None:
+                given[-1] = objects[leaf.argument]
+            elif leaf.same is not None:
+                given[-1] = given[leaf.same]
         held_after = [*rebinds, *snapshot.assigned]
         num_returned = len(given) - len(held_after)
         for (held, name), x in zip(held_after, given[num_returned:], strict=True):
             held[name] = x
-        return tree_unflatten(given[:num_returned], result_trees[0])
+        result, values = tree_unflatten(given[:num_returned], result_trees[0])
+        attributes = [*chain.from_iterable(map(attributes_of, objects))]
+        for (i, name, is_there), x in zip(changes, values, strict=True):
+            attributes[i].update({name: x}) if is_there else attributes[i].pop(name)
+        return result
 
     again = Again(
         function=lambda tensors: _tensors_of(call(tensors, nullcontext())[0]),

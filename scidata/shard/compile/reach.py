@@ -10,6 +10,7 @@ import builtins
 import dis
 import enum
 import functools
+import itertools
 import logging
 import os
 import pickle
@@ -152,7 +153,7 @@ class Walk:
         for held, name in assigned:
             self._assigned.setdefault(id(held), set()).add(name)
             self._ask(functools.partial(_kind_in, held, name))
-        self._seen: dict[int, object] = {}
+        self.seen: dict[int, object] = {}
         self._todo: list[Any] = list(roots)
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any], set[str]]] = {}
         self._tensors: list[Tensor] = []
@@ -178,10 +179,10 @@ class Walk:
     def _run(self) -> None:
         while self._todo:
             x = self._todo.pop()
-            if type(x) in SIMPLE_TYPES or id(x) in self._seen:
+            if type(x) in SIMPLE_TYPES or id(x) in self.seen:
                 continue
-            self._seen[id(x)] = x  # held, so that its id stays its own
-            if len(self._seen) > _MOST:
+            self.seen[id(x)] = x  # held, so that its id stays its own
+            if len(self.seen) > _MOST:
                 raise NotCapturedError(f"it holds more than {_MOST} objects, which would be compared at each step")
             try:
                 self._visit(x)
@@ -227,14 +228,14 @@ class Walk:
         kind = type(x)
         if not is_foreign(kind.__module__):
             self._todo.append(kind)
-        elif id(kind) not in self._seen:
-            self._seen[id(kind)] = kind
+        elif id(kind) not in self.seen:
+            self.seen[id(kind)] = kind
             self._reached.asked.append((lambda: kind.forward, kind.forward))
 
     def _class(self, x: type) -> None:
         for kind in (*x.__mro__, type(x)):
-            if not is_foreign(kind.__module__) and (kind is x or id(kind) not in self._seen):
-                self._seen[id(kind)] = kind
+            if not is_foreign(kind.__module__) and (kind is x or id(kind) not in self.seen):
+                self.seen[id(kind)] = kind
                 before = dict(vars(kind))
                 self._map(vars(kind))
                 self._reached.puts.append(functools.partial(_put_attributes, kind, before))
@@ -429,7 +430,7 @@ _ENDS = (
 def touches(code: types.CodeType) -> str:
     """Return a tensor attribute that code reads or sets and a graph cannot have; "" if there is none."""
     for each in _nested(code):
-        if not {"Tensor", "Parameter"}.isdisjoint(each.co_names) and _asks_for_type(each):
+        if _names_tensors(each) and _asks_for_type(each):
             return "may ask for the type of a tensor"
         if {"sys", "modules"} <= {*each.co_names}:
             return "looks into sys.modules"
@@ -445,6 +446,15 @@ def touches(code: types.CodeType) -> str:
             if writes and "data" in each.co_names:
                 return "writes to .data"
     return ""
+
+
+def _names_tensors(code: types.CodeType) -> bool:
+    """Whether code names a class of tensors; ``inspect.Parameter`` is none."""
+    found = [*dis.get_instructions(code)]
+    return any(
+        i.argval in ("Tensor", "Parameter") and not (i.argval == "Parameter" and before.argval == "inspect")
+        for before, i in itertools.pairwise([found[0], *found])
+    )
 
 
 def _asks_for_type(code: types.CodeType) -> bool:

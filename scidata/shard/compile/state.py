@@ -59,6 +59,7 @@ class Snapshot:
         self._roots, self.assigned = list(roots), assigned
         walk = Walk(self._roots, codes, ran, assigned)
         self.modules: list[nn.Module] = walk.modules
+        self._reached = walk.seen
         self._held = walk.held
         self._held_keys = [*chain.from_iterable(self._held)]
         self._none = [x is None for x in chain.from_iterable(map(_values, self._held))]
@@ -126,6 +127,10 @@ class Snapshot:
             return self._holds()
         except Exception:  # a parameter is gone, or values cannot be compared: they are others
             return False
+
+    def reaches(self, objects: Iterable[object]) -> bool:
+        """Whether one of some objects is among those reached."""
+        return any(id(x) in self._reached for x in objects)
 
     def newly_assigned(self) -> list[tuple[dict[str, Any], str]]:
         """Return the modules' attributes that hold other tensors now, and held tensors or None."""

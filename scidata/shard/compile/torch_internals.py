@@ -88,6 +88,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 given = torch.empty_strided(tensors[0].shape, tensors[0].stride(), device=tensors[0].device)
             args, kwargs, held, tensors = (given, *args[1:]), {**(kwargs or {}), "dtype": torch.int64}, [], []
         folds = folds and len(held) == len(tensors) and bool(tensors or func.overloadpacket in (_FACTORIES | _FILLS))
+        if held and func is torch.ops.scidata.copied.default:
+            return torch.empty(held[0].shape, dtype=held[0].dtype, device=held[0].device).copy_(held[0])
         if held and func is torch.ops.aten.lift_fresh.default:  # a literal
             self._made |= {storage_of(x): x for x in held}
         if held and func._schema.is_mutable and not self._may_write(func, args, kwargs or {}, folds):

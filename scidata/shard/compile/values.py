@@ -6,13 +6,12 @@ takes the local part, with its halo where that is held, and ghosts that are here
 
 from __future__ import annotations
 
-import copy
 import enum
 import itertools
 import types
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +21,7 @@ from torch.nn.parameter import Buffer
 from scidata.core.cache import Cache
 from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.comm.sums import deferral
+from scidata.shard.compile.objects import attributes_of, maker_of, named
 from scidata.shard.compile.reach import SIMPLE_TYPES, NotCapturedError, refuse_sparse
 from scidata.shard.compile.torch_internals import memory_facts
 from scidata.shard.graphs.ghosts import held_ghosts, keep_ghosts
@@ -31,7 +31,7 @@ from scidata.shard.graphs.targets import FilledTensor
 from scidata.shard.rows.runs import owned_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import storage_of, tree_flatten, tree_leaves, tree_unflatten, version_of
+from scidata.shard.torch_internals import storage_of, tree_flatten, tree_unflatten, version_of
 from scidata.shard.views import Copy
 
 _Shard = TypeVar("_Shard", bound=ShardBase)
@@ -61,6 +61,9 @@ class Leaf:
     tensors: tuple[Tensor, ...]  # the tensors that vary from call to call
     make: Callable[..., Any]  # rebuilds the leaf from other tensors of the same kind
     is_fixed: bool = False  # whether other tensors of it do not vary
+    objects: tuple[Any, ...] = ()  # itself, if it is an object of attributes, and those that these hold
+    argument: int | None = None  # of a result: which of the arguments' objects it is
+    same: int | None = None  # of a result: which earlier one it is
 
     def by_value(self, *, keeps: bool) -> Leaf:
         """Return the leaf with its integer tensors turned into constants, copied if ``keeps``."""
@@ -73,7 +76,7 @@ class Leaf:
             return self.make(*left)
 
         left = tuple(filter(_varies, self.tensors))
-        return Leaf(key=self.key, tensors=left, make=make, is_fixed=True) if fixed else self
+        return replace(self, tensors=left, make=make, is_fixed=True) if fixed else self
 
 
 def _varies(x: Tensor) -> bool:
@@ -125,46 +128,31 @@ def leaf_of(x: Any) -> Leaf:
             return Leaf(key=(slice, *map(type, parts), *parts), tensors=(), make=lambda: x)
     if kind is HopCounts:
         return Leaf(key=(kind, *x), tensors=(), make=lambda: HopCounts(x))
-    if _has_stores(x):
-        return _leaf_of_stores(x)
+    if attributes_of(x):
+        return _leaf_of_object(x, leaf_of)
     raise NotCapturedError(f"an argument is a {kind.__name__}")
 
 
-def _has_stores(x: Any) -> bool:
-    """Whether it is PyTorch Geometric's own ``Data`` or ``HeteroData``, not a subclass."""
-    kind = type(x)
-    return kind.__module__.startswith("torch_geometric.data.") and kind.__name__ in ("Data", "HeteroData")
-
-
-def _leaf_of_stores(x: Any) -> Leaf:
-    flat, tree = tree_flatten([dict(store) for store in x.stores])
-    leaves = [*map(leaf_of, flat)]
-    parts = [(leaf.make, len(leaf.tensors)) for leaf in leaves]
-    empty = copy.copy(x)
-    for store in empty.stores:
-        for name in [*store]:
-            del store[name]
+def _leaf_of_object(x: Any, leaf_of: Callable[[Any], Leaf]) -> Leaf:
+    """Describe an object by its attributes, of which ``leaf_of`` describes each."""
+    try:
+        flat, tree = tree_flatten([*map(named, attributes_of(x))])
+        leaves = [*map(leaf_of, flat)]
+    except RecursionError:
+        raise NotCapturedError("an argument holds itself") from None
+    parts, make_of = [(leaf.make, len(leaf.tensors)) for leaf in leaves], maker_of(x)
 
     def make(*tensors: Tensor) -> Any:
-        left, made = iter(tensors), copy.copy(empty)
-        values = [make(*itertools.islice(left, num)) for make, num in parts]
-        for store, named in zip(made.stores, tree_unflatten(values, tree), strict=True):
-            for name, value in named.items():
-                store[name] = value
-        return made
+        left = iter(tensors)
+        return make_of(tree_unflatten([make(*itertools.islice(left, num)) for make, num in parts], tree))
 
-    names = getattr(x, "node_types", None), getattr(x, "edge_types", None)
-    key: Hashable = (str(type(x)), repr(names), tree, *[leaf.key for leaf in leaves])
-    return Leaf(key=key, tensors=tuple(t for leaf in leaves for t in leaf.tensors), make=make)
-
-
-def contents(arguments: object) -> list[Any]:
-    """Return all that nested arguments hold, to see whether a function changes them."""
-    return [
-        each
-        for x in tree_leaves(arguments)
-        for each in (x, *(tree_leaves([dict(store) for store in x.stores]) if _has_stores(x) else ()))
-    ]
+    kind: Any = type(x)
+    return Leaf(
+        key=(kind, tree, *[leaf.key for leaf in leaves]),
+        tensors=tuple(t for leaf in leaves for t in leaf.tensors),
+        make=make,
+        objects=(x, *[each for leaf in leaves for each in leaf.objects]),
+    )
 
 
 class _Holder:
@@ -260,11 +248,25 @@ def _with_found(x: _Shard, found: tuple[Any, ...]) -> _Shard:
     return x
 
 
-def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
-    """Describe one leaf of a result during capture; ``inputs`` are the ShardTensors among the arguments."""
+def results_of(flat: Sequence[Any], inputs: Sequence[ShardBase], objects: Sequence[Any]) -> list[Leaf]:
+    """Describe results during capture; ``inputs`` are the shards and ``objects`` the objects among the arguments."""
+    leaves = []
+    for i, (x, first) in enumerate(zip(flat, firsts_of(flat), strict=True)):
+        argument = next((k for k, each in enumerate(objects) if x is each), None)
+        if first == i and argument is None:
+            leaves.append(_result_of(x, inputs))
+        else:
+            same = first if first != i else None
+            leaves.append(Leaf(key=None, tensors=(), make=lambda: None, argument=argument, same=same))
+    return leaves
+
+
+def _result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
     x = _settled(x)
     if isinstance(x, Tensor) and not isinstance(x, ShardBase):
         return Leaf(key=None, tensors=(x,), make=_same)
+    if attributes_of(x):
+        return _leaf_of_object(x, lambda each: _result_of(each, inputs))
     if not isinstance(x, ShardBase):
         return leaf_of(x)
     state: ViewState | None = x.copied
@@ -288,9 +290,16 @@ def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
 
 
 def firsts_of(flat: Sequence[object]) -> tuple[int, ...]:
-    """Return for each leaf the place of the first that is the same tensor: code may ask whether two are one."""
+    """Return for each leaf the place of the first that is the same: code may compare them by ``is``."""
     first: dict[int, int] = {}
-    return tuple(first.setdefault(id(x), i) if isinstance(x, Tensor) else i for i, x in enumerate(flat))
+    return tuple(
+        first.setdefault(id(x), i) if isinstance(x, Tensor) or attributes_of(x) else i for i, x in enumerate(flat)
+    )
+
+
+def objects_of(leaves: Sequence[Leaf]) -> list[Any]:
+    """Return the leaves' objects of attributes."""
+    return [x for leaf in leaves for x in leaf.objects]
 
 
 def aliases_of(tensors: Sequence[Tensor]) -> tuple[Hashable, ...]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from scidata.shard.comm.collectives import slice_to_shard
+from scidata.shard.comm.operators import copied
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import all_reduce_min
 from scidata.shard.graphs.ghosts import GhostExchange, with_ghosts
@@ -264,7 +265,7 @@ def node_part(func: TorchFunction, target: Tensor, dim: int, index: RoutedIndex)
     if plain.requires_grad:
         return slice_to_shard(plain, spec.sizes_of(axis), dim, spec.group(axis)).clone(), spec
     part = plain.narrow(dim, spec.offsets[dim], spec.local_shape[dim])
-    return part.clone(memory_format=torch.contiguous_format), spec
+    return copied(part), spec
 
 
 def rows_like(func: TorchFunction, src: Tensor, dim: int, index: ShardTensor) -> Tensor:

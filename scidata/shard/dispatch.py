@@ -145,8 +145,10 @@ def _call_watched(
     """Call a handler; backward raises, as torch's does, if an input was written to since."""
     kept = []
     for x in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(x, ShardBase):  # a tensor that is gone was not written to
-            kept.append((weakref.ref(x.local), version_of(x.local)))
+        if isinstance(x, ShardBase):
+            # the base of a view, which has its versions, is there while any tensor is that may be written to
+            base = x.local if x.local._base is None else x.local._base
+            kept.append((weakref.ref(base), version_of(base)))
     result = run(func, types, args, kwargs) if direct is None else direct(*args)
     local = result.local if isinstance(result, ShardBase) else result
 

@@ -250,7 +250,7 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return ()
     if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
         return () if memory_of(tensors[0]) else (None,)
-    if func is Tensor.__getitem__ and len(tensors) > 1 and _has_ties(tensors[0]):
+    if func is Tensor.__getitem__ and len(tensors) > 1 and _keeps_a_row(tensors[0], args[1]):
         return ()
     if func is F.scaled_dot_product_attention and len(args) > 2 and _is_two_products(tensors, args, kwargs):
         return (None,)
@@ -320,10 +320,15 @@ def _at_once(operands: Sequence[tuple[tuple[int, ...], Strides]]) -> tuple[Strid
     return ()
 
 
-def _has_ties(x: Tensor) -> bool:
-    """Whether a dim of one row has the stride of another: kernels of indices order these otherwise than inferred."""
-    strides = memory_of(x) or ()
-    return any(n == 1 and strides.count(step) > 1 for n, step in zip(x.shape, strides, strict=False))
+def _keeps_a_row(x: Tensor, index: object) -> bool:
+    """Whether an index leaves a dim of one row beside those that its tensors number: kernels order that otherwise."""
+    strides = memory_of(x)
+    if strides is None:
+        return False
+    parts = index if isinstance(index, tuple) else (index,)
+    made = torch.empty_strided(x.shape, strides, device="meta")
+    left = made[tuple(slice(0, 0) if isinstance(each, Tensor | list) else each for each in parts)]
+    return 1 in left.shape or any(n == 1 and strides.count(step) > 1 for n, step in zip(x.shape, strides, strict=True))
 
 
 def _is_two_products(tensors: Sequence[Tensor], args: _Args, kwargs: _Kwargs) -> bool:

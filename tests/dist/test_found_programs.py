@@ -608,6 +608,26 @@ FOUND = {
         ],
         0,
     ),
+    "ids between new dims, of a tensor that is not row-major, lie as kernels have it": (
+        (3,),
+        [given("x0", (2, 2), (0, (1, 1, 0)))],
+        [
+            "v0 = x0.mT.tanh()[None, torch.tensor([1, 0], dtype=torch.int64), :, None]",
+            "v0.mT.reshape(4).sub_(ramp(4))",
+        ],
+        1,
+    ),
+    "a view's base was written to, on all ranks": (
+        (3,),
+        [given("x0", (4, 3, 2), (2, (0, 2, 0)), grad=True)],
+        [
+            "v0 = torch.fft.fft(x0.chunk(2, -3)[0], dim=-3).real",
+            "v1 = F.group_norm(v0[None], 2)",
+            "v0[:, :, :] += v0 * 0.5",
+            "total(v1).backward(retain_graph=True)",
+        ],
+        1,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch import nn
+from torch.autograd import Function
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
@@ -337,6 +338,34 @@ def arguments_that_are_changed(mesh):
     torch.testing.assert_close(given[0].scaled.full_tensor(), (given[0].x * models[1].scale).full_tensor())
 
 
+class Picks(Function):
+    @staticmethod
+    def forward(ctx, x, ids):
+        ctx.save_for_backward(x, ids)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, ids = ctx.saved_tensors
+        return 2 * x * grad * len(ids[ids > 1]), None  # as many as the ids say, which a graph cannot count
+
+
+class Picking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3).double()
+        self.register_buffer("ids", torch.arange(4))
+
+    def forward(self, x):
+        return Picks.apply(self.layer(x), self.ids)
+
+
+def ids_that_a_backward_pass_reads(mesh):
+    models = pair(mesh, Picking, fullgraph=True)
+    x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert trains(models, lambda model, x: model(x), [scidata.scatter_tensor(x, 0, mesh, [Shard(0)])]) == 1
+
+
 def keeping(graphs):
     def keep(gm, inputs):
         graphs.append(gm)
@@ -443,7 +472,7 @@ def two_node_sets_made_anew(mesh):
 ALL = [
     two_node_sets_made_anew, one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
     ids_of_other_ranks, one_of_two_results, gradients_differentiated, scattered_inside, communicates_past_scidata,
-    work_while_values_travel, sums_that_meet, an_index_that_is_out_of_range, dense_batches,
+    work_while_values_travel, sums_that_meet, ids_that_a_backward_pass_reads, an_index_that_is_out_of_range, dense_batches,
 ]  # fmt: skip
 SLOW = [one_graph_by_ghosts, many_graphs_by_exchange, many_graphs_by_ghosts, layers_of_pyg, recurrent_layers]
 

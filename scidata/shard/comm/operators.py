@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from threading import get_ident
@@ -45,6 +45,11 @@ def is_capturing() -> bool:
     return bool(captures) and is_in_a_mode()
 
 
+def constants_of_capture() -> AbstractContextManager[object]:
+    """Return the context in which handlers compute in backward as they do in forward, where a step is captured."""
+    return captures[-1].constants if captures and is_capturing() else nullcontext()
+
+
 def uses_operators() -> bool:
     """Whether collectives are called as operators: while a step is captured, or while their results are kept."""
     return (bool(captures) and is_capturing()) or get_ident() in tapes
@@ -60,6 +65,8 @@ class Calls:
     # of all calls. Each call is numbered, so that a compiler does not merge two equal ones
     num: int = 0
     results: list[Tensor] = field(default_factory=list)  # copies of all calls' results, as code may write to these
+    # within it, what is computed of constants is one, as in the forward pass
+    constants: AbstractContextManager[object] = field(default_factory=nullcontext)
     _num_of_integers: int = 0
 
     def clear(self) -> None:
@@ -85,9 +92,9 @@ class Calls:
 
 
 @contextmanager
-def capturing(known: Sequence[tuple[str, Tensor]] = ()) -> Iterator[Calls]:
+def capturing(known: Sequence[tuple[str, Tensor]], constants: AbstractContextManager[object]) -> Iterator[Calls]:
     """Make collectives put calls of operators into the graph."""
-    calls = Calls(known)
+    calls = Calls(known, constants=constants)
     captures.append(calls)
     try:
         yield calls

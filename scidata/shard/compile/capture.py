@@ -316,7 +316,7 @@ def capture(
         left_out=left_out or (),
     )
     made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot, leaves), run=run, again=again)
-    with capturing(known) as calls, tracing(), recomputing(constants, inside), watch:
+    with capturing(known, constants) as calls, tracing(), recomputing(constants, inside), watch:
         try:
             compiled(*[x.view_as(x) if x.requires_grad else x for x in tensors])
         except _CompiledError:

@@ -16,6 +16,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torch.utils.hooks import RemovableHandle
 
+from scidata.shard.comm.operators import constants_of_capture
 from scidata.shard.ops.align import local_of, plain_of
 from scidata.shard.ops.arguments import handles
 from scidata.shard.spec import ShardSpec
@@ -122,7 +123,8 @@ class _Call:
 
     def backward(self, real: _TorchContext, grads: Sequence[Tensor | None]) -> Tensors:
         given = [g if g is None or wrap is None else wrap(g) for g, wrap in zip(grads, self.wrappers, strict=True)]
-        result = self.context.run(real, self.function.backward, *given)
+        with constants_of_capture():
+            result = self.context.run(real, self.function.backward, *given)
         found = result if isinstance(result, tuple) else (result,)
         return tuple(_as_gradient(found[i], spec) for i, spec in self.specs.items())
 

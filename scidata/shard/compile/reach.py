@@ -42,7 +42,9 @@ _LIBRARIES = frozenset({"torch", "scidata", "numpy", "logging", "lightning", "py
 _OTHERS = frozenset({"functorch", "torchgen", "sympy", "mpmath", "typing_extensions", "optree", "einops", "opt_einsum"})
 #: Of objects whose attributes may not show what they hold.
 _HOLD_DATA = frozenset({"pandas", "scipy", "networkx", "matplotlib", "PIL", "tqdm", "requests", "fsspec", "yaml"})
-_FOREIGN = _LIBRARIES | _OTHERS | _HOLD_DATA | (sys.stdlib_module_names - {"__main__"})
+#: Of validators that classes hold, some of which raise at any question.
+_VALIDATE = frozenset({"pydantic", "pydantic_core"})
+_FOREIGN = _LIBRARIES | _OTHERS | _HOLD_DATA | _VALIDATE | (sys.stdlib_module_names - {"__main__"})
 _LOOKS_UP = frozenset({"getattr", "globals", "vars", "eval", "exec", "__dict__", "import_module", "__import__"})
 _WRAPPERS = (staticmethod, classmethod, property, functools.partialmethod, functools.cached_property)
 _INNER = ("__func__", "fget", "func", "__wrapped__")
@@ -242,6 +244,8 @@ class Walk:
 
     def _object(self, x: Any) -> None:
         kind, reached = type(x), self._reached
+        if _package(kind.__module__) in _VALIDATE:
+            return
         is_container = True
         if isinstance(x, dict):
             self._map(x)

@@ -439,13 +439,22 @@ def point_transformer() -> dict[str, Case]:
     }  # fmt: skip
 
 
+class Bodies:
+    """Graphs of which one was made, as DGL's."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts)
+
+    def batch_num_nodes(self) -> list[int]:
+        return [len(each.ndata["x"]) for each in self.parts]
+
+
 def gnot() -> dict[str, Case]:
     """Points of two bodies, which are padded to one length, and points of their surfaces; graphs are holders of points."""
     at = "HaoZhongkai+GNOT"
-
-    class Bodies(list[Any]):
-        def batch_num_nodes(self) -> list[int]:
-            return [len(each.ndata["x"]) for each in self]
 
     def net(module: str, name: str, **how: Any) -> Case:
         def build() -> nn.Module:
@@ -454,7 +463,7 @@ def gnot() -> dict[str, Case]:
             return getattr(models, name)(trunk_size=5, branch_sizes=[3], n_layers=2, n_hidden=16, n_head=2, **how)  # type: ignore[no-any-return]
 
         def call(model: nn.Module, first: Tensor, second: Tensor, surface: Tensor, u_p: Tensor) -> Any:
-            return model(Bodies(SimpleNamespace(ndata={"x": x}) for x in (first, second)), u_p, [surface])
+            return model(Bodies([SimpleNamespace(ndata={"x": x}) for x in (first, second)]), u_p, [surface])
 
         given = {"first": (20, 3), "second": (26, 3), "surface": (2, 15, 3), "u_p": (2, 2)}
         return case(build, {"first": (0, 1), "second": (0, 1), "surface": (1, 2)}, call, **given, options=SINGLE)

@@ -462,14 +462,24 @@ def _names_tensors(code: types.CodeType) -> bool:
 
 
 def _asks_for_type(code: types.CodeType) -> bool:
-    """Whether code calls ``type`` for more than the message of an error that it raises."""
+    """Whether code calls ``type`` for more than the message of an error that it raises, or ``type(x)(*values)``."""
     found = [*dis.get_instructions(code)]
     for k, load in enumerate(found):
         if load.argval == "type" and load.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
+            if _is_called_with_all(found, k):
+                continue
             end = next(i.opname for i in found[k:] if i.opname.startswith(_ENDS))
             if load.opname != "LOAD_GLOBAL" or end != "RAISE_VARARGS":
                 return True
     return False
+
+
+def _is_called_with_all(found: Sequence[dis.Instruction], k: int) -> bool:
+    """Whether the type loaded at ``k`` is called with unpacked values, as named tuples are made: no tensor is."""
+    call = next((i for i in range(k, len(found)) if found[i].opname == "CALL"), len(found) - 1)
+    nulls = found[max(0, k - 1)], found[min(call + 1, len(found) - 1)]  # Python 3.13 has it behind what is called
+    rest = itertools.takewhile(lambda i: not i.opname.startswith(("RETURN_", "STORE_")), found[call:])
+    return any(i.opname == "PUSH_NULL" for i in nulls) and any(i.opname == "CALL_FUNCTION_EX" for i in rest)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

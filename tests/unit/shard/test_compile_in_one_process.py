@@ -8,6 +8,7 @@ import sys
 import threading
 import uuid
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -401,17 +402,30 @@ def test_modules_of_a_list_are_compiled_by_themselves():
     assert all(any(part.captured.values()) for part in parts)
 
 
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
 def names_a_type(x):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{type(x)}, a {type(x).__name__}")
     return x.sin() * 2
 
 
-def test_a_type_that_is_named_in_a_message_is_not_asked_for():
-    compiled = scidata.compile(names_a_type, backend="aot_eager", fullgraph=True)
+def makes_another(x):
+    pair = Pair(x, x.sin())
+    if isinstance(pair, torch.Tensor):
+        return pair
+    return type(pair)(*(each * 2 for each in pair)).second
+
+
+@pytest.mark.parametrize("function", [names_a_type, makes_another])
+def test_a_type_that_is_named_in_a_message_or_called_is_not_asked_for(function):
+    compiled = scidata.compile(function, backend="aot_eager", fullgraph=True)
     x = torch.linspace(0, 1, 3)
     for _ in range(3):
-        torch.testing.assert_close(compiled(x), names_a_type(x))
+        torch.testing.assert_close(compiled(x), function(x))
     assert any(regions_of(compiled)[0].captured.values())
 
 

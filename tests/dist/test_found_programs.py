@@ -628,6 +628,18 @@ FOUND = {
         ],
         1,
     ),
+    "a retained gradient of what is written to, through a view of before": (
+        (2, 2),
+        [given("x0", (1, 3, 1), (0, (0, 1)), (1, (3, 0)), grad=True)],
+        [
+            "v0 = F.pixel_shuffle(x0[None].expand(-1, 4, -1, -1), 2)",
+            "v0.retain_grad()",
+            "v1 = v0.permute(2, 1, 3, 0)",
+            "F.relu(v0, inplace=True)",
+            "total(v1).backward(retain_graph=True)",
+        ],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

@@ -84,7 +84,9 @@ class StandIns(MetaPathFinder, Loader):
     """Finds a module in place of one that is absent; what it has no value of is a class."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        return ModuleSpec(name, self, is_package=True) if {name, name.partition(".")[0]} & ABSENT.keys() else None
+        top = name.partition(".")[0]
+        is_absent = name in ABSENT or (top in ABSENT and getattr(sys.modules.get(top), "__file__", "") == "stand-in")
+        return ModuleSpec(name, self, is_package=True) if is_absent else None
 
     def exec_module(self, module: ModuleType) -> None:
         module.__file__ = "stand-in"

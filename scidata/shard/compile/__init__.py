@@ -23,8 +23,8 @@ from scidata.shard.comm.operators import OtherValuesError, expecting, tapes, tel
 from scidata.shard.comm.operators import noting as keep
 from scidata.shard.compile.backward import mesh_of, tell_ranks, watch_results
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
-from scidata.shard.compile.objects import leaves_in
-from scidata.shard.compile.reach import AssignsError, EffectError, NotCapturedError
+from scidata.shard.compile.objects import is_dict, leaves_in
+from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -98,6 +98,7 @@ class Region:
         self._values: Values | None = None  # where integers among the arguments are constants of graphs
         self._notes: dict[Any, list[tuple[str, torch.Tensor]]] = {}  # by key: of eager calls
         self._is_differentiated = False
+        self._changes_dicts = False  # among its arguments
         self._num_new = 0  # calls that are the first of their key, one after the other
         self._num_others = 0  # calls whose ranks held other integers than a graph takes for granted
 
@@ -147,7 +148,8 @@ class Region:
 
     def _run(self, call: Callable[..., Any], args: Any, kwargs: Any, before: Run | None = None) -> Any:
         try:
-            flat, tree = tree_flatten((args, kwargs))
+            is_object = (lambda x: is_dict(x) and x is not kwargs) if self._changes_dicts else None
+            flat, tree = tree_flatten((args, kwargs), is_object)
             leaves = [leaf_of(x) for x in flat]
         except NotCapturedError as e:
             return self._eagerly(call, args, kwargs, str(e))
@@ -182,19 +184,22 @@ class Region:
         if sum(map(len, self.captured.values())) >= self._options.limit:
             self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
             return self._plainly(call, args, kwargs)
-        made, reason, is_effect = None, "", False
+        made, reason, is_effect, is_change = None, "", False, False
         with _capture_alone() as is_alone:
             try:
                 if is_alone:
                     made = self._captured(key, call, flat, all_leaves, tree, left_out[-1] if left_out else None)
             except NotCapturedError as e:
-                reason, is_effect = str(e), isinstance(e, EffectError)
+                reason, is_effect, is_change = str(e), isinstance(e, EffectError), isinstance(e, ChangesError)
         if not is_alone:  # without the lock: the call waits for other ranks, where a thread may wait for it
             return self._plainly(call, args, kwargs)
         if made is not None:
             made.again.name, made.again.mesh, made.is_by_value = self.name, mesh_of(flat), self._values is not None
             self.captured.setdefault(key, group).append(made)
             return self._by_graph(made, leaves, call, args, kwargs)
+        if is_change and not self._changes_dicts:
+            self._changes_dicts = True
+            return self._run(call, args, kwargs)
         if self._values is None and not is_effect and any(leaf.by_value(keeps=False).is_fixed for leaf in leaves):
             self._values = Values()
             return self._run(call, args, kwargs)

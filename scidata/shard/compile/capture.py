@@ -27,7 +27,7 @@ from scidata.shard.comm.sums import defer, deferral, num_deferred
 from scidata.shard.compile.backward import STATISTICS, Again
 from scidata.shard.compile.objects import attributes_of, changed, leaves_in, named
 from scidata.shard.compile.overlap import overlap, settling, share_results
-from scidata.shard.compile.reach import AssignsError, EffectError, NotCapturedError
+from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -45,7 +45,7 @@ from scidata.shard.compile.torch_internals import (
 )
 from scidata.shard.compile.values import Leaf, aliases_of, facts, leaf_of, objects_of, results_of
 from scidata.shard.compile.watch import Watch
-from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_leaves, tree_unflatten, version_of
+from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_unflatten, version_of
 
 _MOST_SAID = 400  # characters of an error; inductor shows whole kernels
 
@@ -159,18 +159,21 @@ def capture(
             made_each = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             given = [made_each[i] for i in firsts]
             args, kwargs = tree_unflatten(given, tree)
-            objects = [x for x in leaves_in(given) if attributes_of(x)]
+            objects = [x for x in leaves_in(given, dicts=True) if attributes_of(x)]
             held = [*chain.from_iterable(map(attributes_of, objects))]
             kept = [*map(named, held)]
-            before = tree_leaves((args, kwargs, kept))
-            with context, _unchanged((args, kwargs), tensors) if context is constants else nullcontext():
+
+            def is_leaf(x: object) -> bool:
+                return type(x) is torch.Size or any(x is each for each in objects)
+
+            arguments = _Arguments((args, kwargs, kept), is_leaf)
+            with context, _unchanged(arguments, tensors) if context is constants else nullcontext():
                 result = function(*args, **kwargs)
-        is_same = [*map(id, tree_leaves((args, kwargs, kept)))] == [*map(id, before)]
-        if not is_same or sum(len(attributes_of(x)) for x in objects) != len(held):
-            raise EffectError("it changes a container among its arguments")
+        if arguments.have_changed() or sum(len(attributes_of(x)) for x in objects) != len(held):
+            raise ChangesError("it changes a container among its arguments")
         changes[:] = changed([*map(named, held)], kept)
         values = [held[i].get(name) for i, name, _ in changes]
-        flat, result_tree = tree_flatten((result, values), lambda x: type(x) is torch.Size)
+        flat, result_tree = tree_flatten((result, values), is_leaf)
         shards = [x for x in leaves_in(given) if isinstance(x, ShardBase)]
         rebinds[:] = [places[i][0] for i in rebound]
         return results_of((*flat, *rebound.values(), *new), shards, objects), result_tree
@@ -337,16 +340,27 @@ def _said(error: Exception) -> str:
     return said
 
 
+class _Arguments:
+    """What nested arguments hold, to see whether a function changes them."""
+
+    def __init__(self, arguments: Any, is_leaf: Callable[[object], bool]) -> None:
+        self._arguments, self._is_leaf = arguments, is_leaf
+        self.flat, self._tree = tree_flatten(arguments, is_leaf)
+
+    def have_changed(self) -> bool:
+        """Whether they hold others than before."""
+        flat, tree = tree_flatten(self._arguments, self._is_leaf)
+        return [*map(id, flat)] != [*map(id, self.flat)] or tree != self._tree
+
+
 @contextmanager
-def _unchanged(arguments: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
+def _unchanged(arguments: _Arguments, tensors: Sequence[Tensor]) -> Iterator[None]:
     """Raise if a function changes more of its arguments than values, or changes modes of torch."""
 
     def facts() -> tuple[Any, ...]:
-        flat, tree = tree_flatten(arguments)
-        of_tensors = [
-            (type(x), x.shape, x.stride(), x.dtype, x.requires_grad) for x in (*tensors, *flat) if isinstance(x, Tensor)
-        ]
-        return [*map(id, flat)], tree, of_tensors, *surroundings(), torch.get_rng_state().tolist()
+        found = [x for x in (*tensors, *arguments.flat) if isinstance(x, Tensor)]
+        of_tensors = [(type(x), x.shape, x.stride(), x.dtype, x.requires_grad) for x in found]
+        return of_tensors, *surroundings(), torch.get_rng_state().tolist()
 
     before, modes = facts(), (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_rng_state())
     yield

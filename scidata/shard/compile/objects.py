@@ -1,6 +1,7 @@
 """Objects among the arguments of a captured call, with tensors for attributes: data classes, namespaces, PyG's batches.
 
 A graph takes the tensors of their attributes, and what the call assigns to attributes is assigned after each run of it.
+So are dicts that a call changes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ def attributes_of(x: object) -> list[dict[str, Any]]:
     """Return the dicts that hold all of an object's state; none where there may be more to it.
 
     Of ``Data``, ``HeteroData`` and ``Batch`` of PyTorch Geometric each store has two, of which the second is its own.
+    A dict is its own.
     """
+    if type(x) is dict:
+        return [x]
     if isinstance(x, getattr(sys.modules.get("torch_geometric.data.data"), "BaseData", ())):
         stores: list[Any] = x.stores  # type: ignore[attr-defined]
         return [held for store in stores for held in (store._mapping, vars(store))]
@@ -44,9 +48,17 @@ def named(held: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in held.items() if name not in _OF_STORES or "_mapping" not in held}
 
 
-def leaves_in(values: object, above: tuple[object, ...] = ()) -> Iterator[Any]:
-    """Yield the leaves of nested values, each object before the leaves of its attributes; ``above`` hold the values."""
-    for x in tree_leaves(values):
+def is_dict(x: object) -> bool:
+    """Whether it is a dict, and not of a class of its own."""
+    return type(x) is dict
+
+
+def leaves_in(values: object, above: tuple[object, ...] = (), *, dicts: bool = False) -> Iterator[Any]:
+    """Yield the leaves of nested values, each object before the leaves of its attributes; ``above`` hold the values.
+
+    With ``dicts``, those that no object holds are such objects.
+    """
+    for x in tree_leaves(values, is_dict if dicts else None):
         yield x
         attributes = attributes_of(x)
         if attributes and not any(x is each for each in above):

@@ -60,6 +60,10 @@ class EffectError(NotCapturedError):
     """A call does more than compute its result."""
 
 
+class ChangesError(EffectError):
+    """A call changes a container among its arguments."""
+
+
 class AssignsError(EffectError):
     """A call assigns tensors to these attributes of modules."""
 

@@ -1,4 +1,4 @@
-"""Objects among a captured call's arguments, by their attributes: data classes, namespaces, PyG's batches."""
+"""Objects among a captured call's arguments, by their attributes: data classes, namespaces, PyG's batches, dicts."""
 
 import copy
 from dataclasses import dataclass
@@ -75,6 +75,17 @@ def assigns_rows(model, given):
     return given, given.graph_x.sum()
 
 
+def puts_in_a_dict(model, given):
+    given["x"] = model(given["x"])
+    given["again"], given["all"] = given["x"], [given["x"] * 2, "name"]
+    del given["old"]
+    return given
+
+
+def as_dict(x):
+    return {"x": x, "old": x + 1, "same": {"y": x}}
+
+
 def assigns_kinds(model, given):
     given["cell"].x = model(given["cell"].x)
     return {name: x * given["cell", "to", "cell"].weight for name, x in given.x_dict.items()}
@@ -105,7 +116,8 @@ def values_of(x):
 def step(model, given):
     result = model(given)
     results = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else [result]
-    sum(getattr(x, "x", x).square().sum() for x in results).backward()
+    tensors = [getattr(x, "x", x) for x in results]
+    sum(x.square().sum() for x in tensors if isinstance(x, torch.Tensor)).backward()
     found = values_of(result), values_of(given), [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     return found, result is given or (isinstance(result, tuple) and result[0] is given)
@@ -129,6 +141,7 @@ CASES = {
     "returns new": (returns_new, part),
     "batch": (assigns_rows, batch),
     "hetero": (assigns_kinds, hetero),
+    "dict": (puts_in_a_dict, as_dict),
 }
 
 

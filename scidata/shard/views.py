@@ -7,6 +7,7 @@ with the base ``x``. A write to ``x`` makes ``y`` old: its next use copies again
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -135,21 +136,45 @@ def written(target: ShardBase) -> None:
 
 def find_place(part: Tensor) -> None:
     """Give a view that was written to its new place in the graph: until asked, torch may take it for a leaf."""
-    if part.requires_grad and part._base is not None:
-        try:
-            _ = part.grad_fn
-        except RuntimeError:  # of one of several, or made under no_grad: torch says so where it is used
-            return
-        if not part.numel() and part._base.is_complex() and not part.is_complex():
-            compact_gradient(part)
+    if _has_place(part) and not part.numel() and part._base.is_complex() and not part.is_complex():  # type: ignore[union-attr]
+        compact_gradient(part)
+    if not _compacted:
+        return
+    base = part if part._base is None else part._base
+    _compacted[:] = [known for known in _compacted if known() is not None]
+    for x in (known() for known in _compacted):  # the write has moved views of the same memory, too
+        if x is not None and x is not part and x._base is base and _has_place(x):
+            _lay_gradient(x)
+
+
+def _has_place(part: Tensor) -> bool:
+    """Look for a view's place in the graph; return whether it has one."""
+    if not part.requires_grad or part._base is None:
+        return False
+    try:
+        return part.grad_fn is not None
+    except RuntimeError:  # of one of several, or made under no_grad: torch says so where it is used
+        return False
+
+
+#: Parts without elements whose gradients are copied.
+_compacted: list[weakref.ref[Tensor]] = []
 
 
 def compact_gradient(part: Tensor) -> None:
     """Have backward copy the gradient of a part without elements: it may have any strides, torch sees some as complex.
 
-    After a write the view has another place in the graph, and needs it again.
+    After a write to the memory the view has another place in the graph, and needs it again.
     """
-    part.register_hook(compact)  # type: ignore[no-untyped-call, unused-ignore]
+    _lay_gradient(part)
+    if not any(known() is part for known in _compacted):
+        _compacted.append(weakref.ref(part))
+
+
+def _lay_gradient(part: Tensor) -> None:
+    """Give the gradient the part's own strides, in which pairs lie side by side where they began, transposed or not."""
+    strides = part.stride()
+    part.register_hook(lambda grad: grad.new_empty_strided(grad.shape, strides).copy_(grad))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def compact(part: Tensor) -> Tensor:

@@ -640,6 +640,26 @@ FOUND = {
         ],
         0,
     ),
+    "pairs of numbers that a write to another view of them has moved": (
+        (2,),
+        [given("x0", (5, 1), (1, (1, 0)), grad=True)],
+        [
+            "v0 = torch.view_as_real(torch.fft.rfft(x0, dim=1))",
+            "with torch.no_grad(): v0.select(0, 1).copy_(0.0)",
+            "total(v0.sum().exp()).backward(retain_graph=True)",
+        ],
+        0,
+    ),
+    "pairs of numbers that are transposed": (
+        (2, 2),
+        [given("x0", (4, 5, 6), (1, (4, 1)), (2, (6, 0)), grad=True)],
+        [
+            "v0 = torch.view_as_real(torch.fft.rfft(x0, dim=1)).transpose(-4, -1)",
+            "v0.masked_fill_(v0 > 0.1, -1.0)",
+            "total(torch.gradient(v0, dim=2)[0]).backward(retain_graph=True)",
+        ],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

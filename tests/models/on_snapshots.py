@@ -314,7 +314,7 @@ def climax() -> dict[str, Case]:
     how = {"img_size": [16, 32], "patch_size": 4, "embed_dim": 16, "depth": 2, "decoder_depth": 1, "num_heads": 2, "drop_path": 0.0, "drop_rate": 0.0}  # fmt: skip
 
     def call(model: nn.Module, x: Tensor) -> Any:
-        return model.forward(x, None, torch.tensor([0.1, 0.2], dtype=x.dtype), names, names[:2], None, None)[1]
+        return model(x, None, torch.tensor([0.1, 0.2], dtype=x.dtype), names, names[:2], None, None)[1]
 
     return {"ClimaX": case(made("microsoft+ClimaX/src", "climax.arch", "ClimaX", names, **how), {"x": (2, 3)}, call, x=(2, 3, 16, 32))}  # fmt: skip
 

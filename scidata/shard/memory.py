@@ -326,8 +326,11 @@ def _keeps_a_row(x: Tensor, index: object) -> bool:
     if strides is None:
         return False
     parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(each, bool) for each in parts):
+        return True
     made = torch.empty_strided(x.shape, strides, device="meta")
-    left = made[tuple(slice(0, 0) if isinstance(each, Tensor | list) else each for each in parts)]
+    is_basic = [each is None or each is Ellipsis or isinstance(each, int | slice) for each in parts]
+    left = made[tuple(each if kept else slice(0, 0) for each, kept in zip(parts, is_basic, strict=True))]
     return 1 in left.shape or any(n == 1 and strides.count(step) > 1 for n, step in zip(x.shape, strides, strict=True))
 
 

@@ -138,11 +138,9 @@ def find_place(part: Tensor) -> None:
     """Give a view that was written to its new place in the graph: until asked, torch may take it for a leaf."""
     if _has_place(part) and not part.numel() and part._base.is_complex() and not part.is_complex():  # type: ignore[union-attr]
         compact_gradient(part)
-    if not _compacted:
-        return
     base = part if part._base is None else part._base
-    _compacted[:] = [known for known in _compacted if known() is not None]
-    for x in (known() for known in _compacted):  # the write has moved views of the same memory, too
+    for known in [*_compacted.values()]:  # the write has moved views of the same memory, too
+        x = known()
         if x is not None and x is not part and x._base is base and _has_place(x):
             _lay_gradient(x)
 
@@ -157,8 +155,8 @@ def _has_place(part: Tensor) -> bool:
         return False
 
 
-#: Parts without elements whose gradients are copied.
-_compacted: list[weakref.ref[Tensor]] = []
+#: Parts without elements whose gradients are copied, by their ids.
+_compacted: dict[int, weakref.ref[Tensor]] = {}
 
 
 def compact_gradient(part: Tensor) -> None:
@@ -167,8 +165,8 @@ def compact_gradient(part: Tensor) -> None:
     After a write to the memory the view has another place in the graph, and needs it again.
     """
     _lay_gradient(part)
-    if not any(known() is part for known in _compacted):
-        _compacted.append(weakref.ref(part))
+    number = id(part)
+    _compacted[number] = weakref.ref(part, lambda _: _compacted.pop(number, None))
 
 
 def _lay_gradient(part: Tensor) -> None:

@@ -6,7 +6,7 @@ Around the handler, copies are brought up to date, edges are put in order, and t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -38,6 +38,7 @@ from scidata.shard.op_table import (
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
 from scidata.shard.spec import UNKNOWN
 from scidata.shard.torch_internals import (
+    base_of,
     replay_views,
     tree_flatten,
     tree_map_only,
@@ -146,13 +147,13 @@ def _call_watched(
     kept = []
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, ShardBase):
-            # the base of a view, which has its versions, is there while any tensor is that may be written to
-            base = x.local if x.local._base is None else x.local._base
+            # a view's base, which has its versions, is there while any tensor is that may be written to
+            base = base_of(x.local)
             kept.append((weakref.ref(base), version_of(base)))
     result = run(func, types, args, kwargs) if direct is None else direct(*args)
     local = result.local if isinstance(result, ShardBase) else result
 
-    def check(grad: Tensor) -> None:
+    def check(grads: Sequence[Tensor]) -> None:
         for known, version in kept:
             if (x := known()) is not None and version_of(x) != version:
                 raise RuntimeError(
@@ -160,8 +161,9 @@ def _call_watched(
                     "inplace operation; write to a clone() of it"
                 )
 
-    if isinstance(local, Tensor) and local.requires_grad:
-        local.register_hook(check)  # type: ignore[no-untyped-call]
+    # a hook of a view would be lost on the ranks where the result is one and is written to
+    if isinstance(local, Tensor) and (node := base_of(local).grad_fn) is not None:
+        node.register_prehook(check)
     return result
 
 

@@ -38,8 +38,8 @@ from scidata.shard.rows.runs import exchange_halo, halo_dims, owned_of
 from scidata.shard.saving import load_part, saved
 from scidata.shard.sizes import facts_of
 from scidata.shard.spec import UNKNOWN, HaloDim, ShardSpec, Sizes, Strides
-from scidata.shard.torch_internals import tree_flatten
-from scidata.shard.views import gradient_of, refuse_no_gradient
+from scidata.shard.torch_internals import base_of, tree_flatten, version_of
+from scidata.shard.views import gradient_of, part_of_gradient, refuse_no_gradient
 
 
 class ShardTensor(ShardBase):
@@ -400,6 +400,10 @@ class ShardTensor(ShardBase):
     def grad(self) -> ShardTensor | None:
         """The gradient, a ShardTensor of the same layout."""
         grad = self.local.grad
+        if "_retained" in vars(self):
+            base, version = vars(self)["_retained"]
+            if base_of(self.local) is base and version_of(base) != version:
+                grad = part_of_gradient(base, self.local)
         if grad is None:
             refuse_no_gradient(self)
             return None
@@ -414,6 +418,8 @@ class ShardTensor(ShardBase):
                 why, remedy = "a kernel would write gradients of this part alone", "give it detach().full_tensor()"
                 raise unsupported(Tensor.data_ptr, why, self.spec, remedy=remedy)
             raise ShardLayoutError(f"grad must be None or a ShardTensor of the same layout ({self.spec})")
+        if value is None and "_retained" in vars(self):
+            vars(self)["_retained"][0].grad = None
         self.local.grad = None if value is None else value.local
 
     @property
@@ -439,6 +445,12 @@ class ShardTensor(ShardBase):
         tensor(5.)
         """
         self.local.retain_grad()
+        # A result that is new in torch may be a view here, of padded rows, say. After a write, gradients through other
+        # views of it arrive at their common base alone.
+        base = base_of(self.local)
+        if base is not self.local and base.grad_fn is not None and base.dtype == self.local.dtype:
+            base.retain_grad()
+            vars(self)["_retained"] = base, version_of(base)
 
     def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> RemovableHandle:
         """Call ``hook`` with the gradient, a ShardTensor, when it is computed; its result replaces the gradient.

@@ -96,9 +96,14 @@ def shares_memory(x: Tensor, y: Tensor) -> bool:
     return x.layout is y.layout is torch.strided and storage_of(x) == storage_of(y)
 
 
+def base_of(x: Tensor) -> Tensor:
+    """Return the plain tensor that a plain view was made of; the tensor itself if it is none."""
+    return x if x._base is None else x._base
+
+
 def is_of_leaf(x: Tensor) -> bool:
     """Whether a plain tensor is a leaf that requires grad, or a view of one, which torch does not let be written to."""
-    base = x if x._base is None else x._base
+    base = base_of(x)
     return base.is_leaf and base.requires_grad
 
 

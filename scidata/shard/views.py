@@ -17,7 +17,7 @@ from torch import Tensor
 from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.op_table import TorchFunction, is_in_place, unsupported
 from scidata.shard.spec import UNKNOWN, row_major
-from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_only, version_of
+from scidata.shard.torch_internals import base_of, is_of_leaf, shares_memory, tree_map_only, version_of
 
 _PARTLY = ("masked", "index", "scatter", "put", "__setitem__")  # torch writes so to expanded tensors, too
 _REPEATED = "several elements of what is written to are one in memory"
@@ -119,6 +119,14 @@ def gradient_of(x: ShardBase, local: Tensor) -> ShardBase:
     return x.like(local, x.spec, Whole(x.spec.global_size.numel()), UNKNOWN)
 
 
+def part_of_gradient(base: Tensor, part: Tensor) -> Tensor | None:
+    """Return the gradient of a part that is a view, from the gradient of its base."""
+    if base.grad is None:
+        return None
+    laid = torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=base.device).copy_(base.grad)
+    return laid.as_strided(part.shape, part.stride(), part.storage_offset() - base.storage_offset()).clone()
+
+
 def _version(x: ShardBase) -> tuple[int, int]:
     """Return a number that changes with each write; all ranks compute the same."""
     count = x.version()
@@ -138,7 +146,7 @@ def find_place(part: Tensor) -> None:
     """Give a view that was written to its new place in the graph: until asked, torch may take it for a leaf."""
     if _has_place(part) and not part.numel() and part._base.is_complex() and not part.is_complex():  # type: ignore[union-attr]
         compact_gradient(part)
-    base = part if part._base is None else part._base
+    base = base_of(part)
     for known in [*_compacted.values()]:  # the write has moved views of the same memory, too
         x = known()
         if x is not None and x is not part and x._base is base and _has_place(x):
@@ -230,6 +238,9 @@ def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
             remedy = "clone() it, write it as an expression, or write to the original by an index: x[i] = ..."
             raise unsupported(func, reason, x.spec, remedy=remedy)
         copied.check_layout()
+        if copied.follows_graph and torch.is_grad_enabled() and copied.base.local.retains_grad:
+            reason = "the original's gradient is retained, which would not pass through it after a write to this copy"
+            raise unsupported(func, reason, x.spec, remedy="write to the original, or clone() it")
         base, copied = copied.base, copied.base.copied
         counts.add(base.spec.global_size.numel())
         if _overlaps(base):  # of which the copy has each by itself

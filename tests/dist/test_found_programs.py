@@ -640,6 +640,18 @@ FOUND = {
         ],
         0,
     ),
+    "a retained gradient of a new tensor, of which a part here is a view": (
+        (2, 2),
+        [given("x0", (2, 4), (1, (0, 4)), (0, (2, 0)), grad=True)],
+        [
+            "v0 = torch.block_diag(x0 * 2, x0)",
+            "v1 = v0.flatten(0, 1)",
+            "v0.retain_grad()",
+            "v0[:1, :] = ramp(1, 8)",
+            "total(v1).backward(retain_graph=True)",
+        ],
+        0,
+    ),
     "pairs of numbers that a write to another view of them has moved": (
         (2,),
         [given("x0", (5, 1), (1, (1, 0)), grad=True)],
@@ -649,6 +661,41 @@ FOUND = {
             "total(v0.sum().exp()).backward(retain_graph=True)",
         ],
         0,
+    ),
+    "the gradient of a scan has a graph on ranks without elements": (
+        (2,),
+        [given("x0", (6, 4), (1, (0, 4)), grad=True)],
+        [
+            "(v0,) = torch.autograd.grad(total(x0.logcumsumexp(0)), [x0], create_graph=True)",
+            "(v1,) = torch.autograd.grad(total(x0.cumprod(1)), [x0], create_graph=True)",
+            "total(v0).backward(retain_graph=True)",
+            "total(v1).backward(retain_graph=True)",
+        ],
+        0,
+    ),
+    "a call's result that is written to, where it is a view": (
+        (3,),
+        [given("x0", (3, 2), (0, (1, 1, 1)), grad=True)],
+        [
+            "v0 = torch.combinations(x0.flatten()[:4])",
+            "v1 = F.conv1d(v0[None], ramp(2, 6, 2), None, [1], 'same', [1], 1)",
+            "v1[...] += 0.0",
+            "v0[v0 >= -0.4] = 0.0",
+            "total(v1).backward(retain_graph=True)",
+        ],
+        1,
+    ),
+    "a write to a copy of what retains its gradient": (
+        (2,),
+        [given("x0", (2, 4), (1, (1, 3)), grad=True)],
+        [
+            "v0 = x0 * 2",
+            "v1 = v0.flatten(0, 1)",
+            "v0.retain_grad()",
+            "v1.mul_(2.0)",
+            "total(v1).backward(retain_graph=True)",
+        ],
+        1,
     ),
     "pairs of numbers that are transposed": (
         (2, 2),

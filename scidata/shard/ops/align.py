@@ -431,10 +431,7 @@ def finish(
 def apart(x: Tensor, source: Tensor) -> Tensor:
     """Rewrap a result that is new in torch: no view or copy of what it was reshaped from, nor in its memory."""
     local = local_of(x)
-    if shares_memory(local, local_of(source)):
-        local = local.clone()
-    elif local._base is not None:  # a view of what nobody holds: retained gradients would be its base's
-        local = torch.ops.aten._unsafe_view(local, local.shape)
+    local = local.clone() if shares_memory(local, local_of(source)) else local
     return finish(local, x.spec) if isinstance(x, ShardTensor) else local
 
 

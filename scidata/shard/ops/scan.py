@@ -93,10 +93,17 @@ def scan(func: TensorFunction, x: ShardTensor, dim: int, *, dtype: Dtype = None,
         return write_to_plain(func, (x, dim), {**how, "out": out})
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     axis, run = spec.axis_of_dim(dim), getattr(torch, func.__name__)
+
+    def on_lines(local: Tensor) -> Tensor:
+        # of no elements torch's gradients have no graph, for which other ranks wait in the next backward pass
+        is_alone = not local.numel() and spec.global_size.numel() and run is not torch.cumsum
+        result: Tensor = run(local * local if is_alone else local, dim, **how)
+        return result
+
     if axis is None or spec.axes[axis].size == 1:
-        return finish(run(x.local, dim, **how), spec)
+        return finish(on_lines(x.local), spec)
     if run is not torch.cumsum:  # their derivatives beside zeros and infinities are torch's own only on whole rows
-        return there_and_back(x, [dim], lambda whole: run(whole, dim, **how))
+        return there_and_back(x, [dim], on_lines)
     local = x.local if dtype is None else x.local.to(dtype)
     narrow = local.dtype in HALF
     sums = widened(local).cumsum(dim, **({} if narrow else how))

@@ -254,19 +254,21 @@ def results_of(flat: Sequence[Any], inputs: Sequence[ShardBase], objects: Sequen
     for i, (x, first) in enumerate(zip(flat, firsts_of(flat), strict=True)):
         argument = next((k for k, each in enumerate(objects) if x is each), None)
         if first == i and argument is None:
-            leaves.append(_result_of(x, inputs))
+            leaves.append(_result_of(x, inputs, objects))
         else:
             same = first if first != i else None
             leaves.append(Leaf(key=None, tensors=(), make=lambda: None, argument=argument, same=same))
     return leaves
 
 
-def _result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
+def _result_of(x: Any, inputs: Sequence[ShardBase], objects: Sequence[Any]) -> Leaf:
+    if any(x is each for each in objects):
+        raise NotCapturedError("a result holds an object that is among the arguments")
     x = _settled(x)
     if isinstance(x, Tensor) and not isinstance(x, ShardBase):
         return Leaf(key=None, tensors=(x,), make=_same)
     if attributes_of(x):
-        return _leaf_of_object(x, lambda each: _result_of(each, inputs))
+        return _leaf_of_object(x, lambda each: _result_of(each, inputs, objects))
     if not isinstance(x, ShardBase):
         return leaf_of(x)
     state: ViewState | None = x.copied

@@ -66,6 +66,10 @@ def puts_in(model, given):
 
 
 def returns_new(model, given):
+    return Part(model(given.x), given.scale, SimpleNamespace(y=given.inner.y * 2))
+
+
+def returns_held(model, given):
     return Part(model(given.x), given.scale, given.inner)
 
 
@@ -145,12 +149,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_attributes_are_read_and_assigned_as_in_an_eager_call(name):
+@pytest.mark.parametrize(
+    ("name", "backend"), [*[(name, "aot_eager") for name in CASES], ("assigns", "inductor"), ("batch", "inductor")]
+)
+def test_attributes_are_read_and_assigned_as_in_an_eager_call(name, backend):
     function, make = CASES[name]
     model = Calls(function)
     eager = copy.deepcopy(model)
-    scidata.compile(model, backend="aot_eager", fullgraph=True)
+    scidata.compile(model, backend=backend, fullgraph=True)
     for seed in range(4):
         x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
         given = make(x)
@@ -190,6 +196,15 @@ def test_which_object_it_is():
     for pair in ([a, a], [a, b], [a, a], [b, b], [b, a], [a, b], [a, a]):
         torch.testing.assert_close(model(pair), net(pair[0].x) * (2 if pair[0] is pair[1] else 5))
     assert sum(map(len, regions_of(model)[0].captured.values())) == 2
+
+
+def test_an_object_of_the_arguments_in_a_new_one_is_eager():
+    model = Calls(returns_held)
+    scidata.compile(model, backend="aot_eager")
+    given = part(torch.ones(3, 4))
+    for _ in range(3):
+        assert model(given).inner is given.inner
+    assert regions_of(model)[0].reason == "a result holds an object that is among the arguments"
 
 
 def test_an_object_with_more_state_than_attributes_is_eager():

@@ -38,7 +38,6 @@ from scidata.shard.op_table import (
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
 from scidata.shard.spec import UNKNOWN
 from scidata.shard.torch_internals import (
-    base_of,
     replay_views,
     tree_flatten,
     tree_map_only,
@@ -148,7 +147,8 @@ def _call_watched(
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, ShardBase):
             # a view's base, which has its versions, is there while any tensor is that may be written to
-            base = base_of(x.local)
+            part = x.local
+            base = part if part._base is None else part._base  # without a call
             kept.append((weakref.ref(base), version_of(base)))
     result = run(func, types, args, kwargs) if direct is None else direct(*args)
     local = result.local if isinstance(result, ShardBase) else result
@@ -162,8 +162,10 @@ def _call_watched(
                 )
 
     # a hook of a view would be lost on the ranks where the result is one and is written to
-    if isinstance(local, Tensor) and (node := base_of(local).grad_fn) is not None:
-        node.register_prehook(check)
+    if isinstance(local, Tensor):
+        node = local.grad_fn if local._base is None else local._base.grad_fn
+        if node is not None:
+            node.register_prehook(check)
     return result
 
 

@@ -67,7 +67,7 @@ def test_operations(name: str) -> None:
     assert min(back) <= backward
 
 
-#: Python calls of a step of training at two ranks; of plain torch 130 to 310. Libraries that other tests load add a few.
+#: Python calls of a step of training at two ranks; of plain torch 130 to 310. Libraries that others load add a few.
 STEPS = {"UNet": 4900, "ViT block": 1100, "FNO": 5400, "Swin": 2250, "Transolver": 2560}
 
 

@@ -93,6 +93,10 @@ _UNSURE = frozenset(
 )
 # and these not even for those, but for the last two dims.
 _NEVER = frozenset([*find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)), torch.linalg.eig, torch.linalg.lstsq])
+# Nor are these where dims have the same stride: kernels sort dims otherwise.
+_TRANSFORMS = frozenset(
+    [*find("fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn", namespaces=(torch.fft,))]
+)
 #: Functions of results whose sizes depend on values: handlers set the strides of those that are not row-major.
 OF_VALUES = frozenset(find("nonzero argwhere masked_select unique unique_consecutive", namespaces=_BOTH))
 #: Functions that depend on the order of memory: they draw random numbers, or return a view where they can.
@@ -247,6 +251,8 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
     if func in _NEVER and not _is_of_last_two(func, args, kwargs):
         return ()
     if func in (torch.fft.fftn, torch.fft.ifftn) and _num_transformed(args, kwargs) > 3:  # at once, by kernels on CPU
+        return ()
+    if func in _TRANSFORMS and any(len({*memory}) < len(memory) for memory in memories):
         return ()
     if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
         return () if memory_of(tensors[0]) else (None,)

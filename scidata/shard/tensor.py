@@ -399,11 +399,12 @@ class ShardTensor(ShardBase):
     @property  # type: ignore[override]
     def grad(self) -> ShardTensor | None:
         """The gradient, a ShardTensor of the same layout."""
-        grad = self.local.grad
-        if "_retained" in vars(self):
-            base, version = vars(self)["_retained"]
-            if base_of(self.local) is base and version_of(base) != version:
-                grad = part_of_gradient(base, self.local)
+        local, retained = self.local, vars(self).get("_retained")
+        grad = None if retained is None and local.retains_grad else local.grad  # not what is kept for a view alone
+        if retained is not None:
+            base, version = retained
+            if base is not local and base_of(local) is base and version_of(base) != version:
+                grad = part_of_gradient(base, local)
         if grad is None:
             refuse_no_gradient(self)
             return None
@@ -448,9 +449,10 @@ class ShardTensor(ShardBase):
         # A result that is new in torch may be a view here, of padded rows, say. After a write, gradients through other
         # views of it arrive at their common base alone.
         base = base_of(self.local)
-        if base is not self.local and base.grad_fn is not None and base.dtype == self.local.dtype:
-            base.retain_grad()
-            vars(self)["_retained"] = base, version_of(base)
+        if base.grad_fn is None or base.dtype != self.local.dtype:
+            base = self.local
+        base.retain_grad()
+        vars(self)["_retained"] = base, version_of(base)
 
     def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> RemovableHandle:
         """Call ``hook`` with the gradient, a ShardTensor, when it is computed; its result replaces the gradient.

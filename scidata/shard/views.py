@@ -238,7 +238,7 @@ def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
             remedy = "clone() it, write it as an expression, or write to the original by an index: x[i] = ..."
             raise unsupported(func, reason, x.spec, remedy=remedy)
         copied.check_layout()
-        if copied.follows_graph and torch.is_grad_enabled() and copied.base.local.retains_grad:
+        if copied.follows_graph and torch.is_grad_enabled() and "_retained" in vars(copied.base):
             reason = "the original's gradient is retained, which would not pass through it after a write to this copy"
             raise unsupported(func, reason, x.spec, remedy="write to the original, or clone() it")
         base, copied = copied.base, copied.base.copied

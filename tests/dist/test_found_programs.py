@@ -707,6 +707,23 @@ FOUND = {
         ],
         0,
     ),
+    "a gradient that is retained for a view alone": (
+        (3,),
+        [given("x0", (4, 2, 5), (2, (2, 1, 2)), grad=True)],
+        [
+            "v0 = torch.stack([x0, ramp(4, 2, 5)], 2)",
+            "v1, v2 = v0.chunk(2, 1)",
+            "v1.retain_grad()",
+            "total(v2).backward(retain_graph=True)",
+        ],
+        0,
+    ),
+    "transforms of dims of the same stride": (
+        (3,),
+        [given("x0", (4, 4, 6), (2, (1, 3, 2)))],
+        ["v0 = torch.fft.rfft(x0.unfold(2, 2, 1), dim=0)", "v1 = torch.fft.ifft(x0.unfold(2, 2, 1), dim=0)"],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

@@ -505,6 +505,6 @@ def laid_out(x: Tensor, strides: Strides) -> Tensor:
 
 def _expanded(x: Tensor, strides: Strides) -> Tensor:
     once = tuple([slice(0, 1) if step == 0 else slice(None) for step in strides])
-    result = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
-    result[once].copy_(x[once])
-    return result
+    first = x[once]  # not written through: a graph has no two elements in one place
+    result = torch.empty_strided(first.shape, strides, dtype=x.dtype, device=x.device).copy_(first)
+    return result.as_strided_(x.shape, strides)

@@ -13,12 +13,14 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from scidata.testing import RankError, run_ranks
+from tests.programs import compiled
 from tests.programs.make import make
 from tests.programs.program import Program
 from tests.programs.run import Outcome, on_ranks
@@ -59,9 +61,9 @@ def _loaded(done: Path) -> list[Outcome]:
                 return found
 
 
-def outcome_of(program: Program) -> Outcome:
+def outcome_of(program: Program, run: Callable[..., Any] = on_ranks) -> Outcome:
     """Run one program on ranks of its own."""
-    return next(outcomes([program], timeout=20))[1]
+    return next(outcomes([program], run, timeout=20))[1]
 
 
 def main() -> None:
@@ -72,7 +74,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16"), default="float64")
     parser.add_argument("--case", type=int, help="print and run the program of this seed alone")
     parser.add_argument("--whole", action="store_true", help="do not make failing programs smaller")
+    parser.add_argument("--compile", action="store_true", help="run each as a function that is compiled, and not")
     options = parser.parse_args()
+    run = compiled.on_ranks if options.compile else on_ranks
     mesh = None if options.ranks is None else (2, 2) if options.ranks == 4 else (options.ranks,)
     torch.set_default_dtype(getattr(torch, options.dtype))
     if options.case is not None:
@@ -86,14 +90,16 @@ def main() -> None:
     refused: Counter[str] = Counter()
     lines, start = 0, time.monotonic()
     for programs in by_mesh.values():
-        for program, outcome in outcomes(programs):
+        for program, outcome in outcomes(programs, run):
             kinds[outcome.kind] += 1
             refused += outcome.refused
             lines += outcome.lines
             if outcome.kind == "unstable":
                 print(f"unstable: seed {program.seed}: {outcome.note}", flush=True)
             if outcome.kind in BAD:
-                small, now = (program, outcome) if options.whole else shrink(program, outcome, outcome_of)
+                small, now = (
+                    (program, outcome) if options.whole else shrink(program, outcome, partial(outcome_of, run=run))
+                )
                 print(f"\n==== {now.kind}: {now.note}\n{small}", flush=True)
     print(f"\n{dict(kinds)}; {lines} lines in {time.monotonic() - start:.0f} s; refused {sum(refused.values())}:")
     print(", ".join(f"{name} {count}" for name, count in refused.most_common()))

@@ -53,7 +53,7 @@ class Outcome:
     lines: int = 0  # that ran
 
 
-class _OutOfStepError(Exception):
+class OutOfStepError(Exception):
     """Ranks have done different things: what comes next would mean nothing."""
 
 
@@ -62,16 +62,21 @@ def on_ranks(rank: int, num_ranks: int, programs: Sequence[Program], done: Path)
 
     Ends early after a program in which the ranks are no longer in step.
     """
+    write_outcomes(rank, programs, done, Trial)
+
+
+def write_outcomes(rank: int, programs: Sequence[Program], done: Path, trial_of: type[Trial]) -> None:
+    """Try programs, each in one way."""
     warnings.simplefilter("ignore")
     torch.set_default_dtype(DTYPES[programs[0].dtype])
     mesh = init_device_mesh("cpu", programs[0].mesh, mesh_dim_names=AXES[: len(programs[0].mesh)])
     control = dist.new_group()  # apart from the programs' own collectives
     for program in programs:
         outcome = Outcome()
-        trial = _Trial(program, mesh, control, outcome)
+        trial = trial_of(program, mesh, control, outcome)
         try:
             trial.run()
-        except _OutOfStepError:
+        except OutOfStepError:
             pass
         finally:  # also where this rank waits in vain for the others
             if rank == 0 and (outcome.kind != "right" or trial.finished):
@@ -81,16 +86,18 @@ def on_ranks(rank: int, num_ranks: int, programs: Sequence[Program], done: Path)
             return
 
 
-class _Trial:
+class Trial:
+    """One program on this rank's parts, and on whole tensors."""
+
     def __init__(self, program: Program, mesh: DeviceMesh, control: dist.ProcessGroup, outcome: Outcome) -> None:
-        self.program, self.control, self.outcome = program, control, outcome
+        self.program, self.mesh, self.control, self.outcome = program, mesh, control, outcome
         self.whole: dict[str, Any] = dict(NAMES)
         self.parts: dict[str, Any] = dict(NAMES)
         self.finished, self.ran = False, list[str]()
         self.nearby: list[dict[str, Any]] | None = None
         for given in program.given:
             self.whole[given.name] = given.whole().requires_grad_(given.requires_grad)
-            self.parts[given.name] = _placed(given, mesh).requires_grad_(given.requires_grad)
+            self.parts[given.name] = placed(given, mesh).requires_grad_(given.requires_grad)
 
     def run(self) -> None:
         """Run all lines, and compare all that is left."""
@@ -117,12 +124,12 @@ class _Trial:
             raise
         if len(others.unique()) > 1:
             self._found("divergent", f"{where}: rank {dist.get_rank()}: {said}: {error}")
-            raise _OutOfStepError
+            raise OutOfStepError
 
     def _line(self, line: str) -> bool:
         for x in (*tensors_of(self.whole).values(), *filter(_is_plain, tensors_of(self.parts).values())):
-            _error_of(lambda x=x: x.grad_fn)  # views that were written to by others are leaves to torch until asked
-        error = _error_of(run_line, line, self.parts)
+            error_of(lambda x=x: x.grad_fn)  # views that were written to by others are leaves to torch until asked
+        error = error_of(run_line, line, self.parts)
         if isinstance(error, RuntimeError) and "gloo" in str(error):
             self._found("hang", f"{line}: {error}")
             raise error
@@ -131,7 +138,7 @@ class _Trial:
             self.outcome.refused[str(error).split(":")[0]] += 1
             self._forget_gradients(line)
             return True
-        theirs = _error_of(run_line, line, self.whole)
+        theirs = error_of(run_line, line, self.whole)
         self.ran.append(line)
         self.outcome.lines += 1
         if error is not None and theirs is None:
@@ -161,7 +168,7 @@ class _Trial:
         gradients = {line[1 : line.index(",")] for line in self.ran if "= torch.autograd.grad(" in line}
         nobodys = {_memory(self.whole[name]) for name in gradients if self.whole.get(name) is not None}
         for name, whole in tensors_of(self.whole).items():
-            if _error_of(lambda x=whole: x.grad_fn) is not None:  # a view that torch does not let be used any more
+            if error_of(lambda x=whole: x.grad_fn) is not None:  # a view that torch does not let be used any more
                 continue
             part = self.parts[name]
             strides = _memory(whole) not in nobodys
@@ -243,7 +250,7 @@ class _Trial:
             last = torch.finfo(x.dtype).eps * (torch.randint(3, x.shape, generator=generator) - 1)
             scope[given.name] = (x * (1 + last)).requires_grad_(given.requires_grad)
         for line in self.ran:
-            _error_of(run_line, line, scope)
+            error_of(run_line, line, scope)
         return scope
 
 
@@ -255,7 +262,7 @@ def _is_gradient(x: Any) -> bool:
     return isinstance(x, ShardTensor) and isinstance(x.copied, Whole)
 
 
-def _placed(given: Given, mesh: DeviceMesh) -> Tensor:
+def placed(given: Given, mesh: DeviceMesh) -> Tensor:
     if given.dims is None:
         return given.whole()
     placements = [Replicate() if d is None else Shard(d) for d in given.dims]
@@ -267,7 +274,7 @@ def _is_plain(x: object) -> bool:
     return type(x) is Tensor
 
 
-def _error_of(function: Callable[..., Any], *args: Any) -> Exception | None:
+def error_of(function: Callable[..., Any], *args: Any) -> Exception | None:
     try:
         function(*args)
     except Exception as error:

@@ -256,8 +256,10 @@ class Region:
         tree: Any,
         left_out: Sequence[int] | None,
     ) -> Captured:
-        """Capture a call without values, else with those of constants, or of integers among arguments and buffers."""
-        ways, reason = [(False, False), (True, False), (True, True)], NotCapturedError()
+        """Capture a call without values, else with those of constants, of integers among arguments and buffers, and
+        at last of short buffers.
+        """
+        ways, reason = [(False, 0), (True, 0), (True, 1), (True, 2)], NotCapturedError()
         known: Sequence[tuple[str, torch.Tensor]] = ()
         if self._values is not None:
             ways, known = ways[1:], self._notes.pop(key)
@@ -295,7 +297,7 @@ class Region:
         known: Sequence[tuple[str, torch.Tensor]],
         *,
         folds: bool,
-        fixes: bool,
+        fixes: int,
         assigned: Sequence[tuple[dict[str, Any], str]] = (),
     ) -> Captured:
         options, fuses = self._options, self._options.backend == "inductor"
@@ -311,8 +313,8 @@ class Region:
         hooked = next((type(x).__name__ for x in inside if has_hooks(x, refused=True)), None)
         if hooked is not None:
             raise NotCapturedError(f"a {hooked} inside it has hooks")
-        if fixes and not snapshot.fix_integers():
-            raise NotCapturedError("it has no buffers of integers")
+        if fixes and not snapshot.fix(floats=fixes > 1):
+            raise NotCapturedError("it has no such buffers")
         given = leaves, firsts, tree, snapshot, options.compilers()
         try:
             return capture(call, *given, left_out, known, fuses=fuses, folds=folds)

@@ -25,7 +25,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import telling
 from scidata.shard.compile.objects import leaves_in
-from scidata.shard.compile.state import Snapshot
+from scidata.shard.compile.state import STATISTICS, Snapshot
 from scidata.shard.compile.torch_internals import graph_of, results_of_graph, watch_backward
 from scidata.shard.torch_internals import (
     accumulating,
@@ -35,9 +35,6 @@ from scidata.shard.torch_internals import (
     keeps_graph,
     version_of,
 )
-
-#: Of buffers that no result of a training step depends on.
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(eq=False, kw_only=True)

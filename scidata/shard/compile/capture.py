@@ -24,11 +24,11 @@ from scidata.device_mesh.devices import ATTENTION_KERNELS
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, is_operator
 from scidata.shard.comm.sums import defer, deferral, num_deferred
-from scidata.shard.compile.backward import STATISTICS, Again
+from scidata.shard.compile.backward import Again
 from scidata.shard.compile.objects import attributes_of, changed, leaves_in, named
 from scidata.shard.compile.overlap import overlap, settling, share_results
 from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError
-from scidata.shard.compile.state import Snapshot
+from scidata.shard.compile.state import STATISTICS, Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
     Constants,

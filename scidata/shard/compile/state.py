@@ -20,6 +20,9 @@ from torch import Tensor, nn
 
 from scidata.shard.compile.reach import SKIPPED, Others, Reached, Walk, facts_of, is_equal, refuse_sparse
 
+#: Of buffers that no result of a training step depends on.
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_FEW = 16  # numbers of a buffer that are compared at each step
 _values: Callable[[Mapping[Any, Any]], Iterable[Any]] = methodcaller("values")
 
 
@@ -103,21 +106,23 @@ class Snapshot:
         new._held, new._held_keys, new._none = self._held, self._held_keys, self._none
         return new
 
-    def fix_integers(self) -> bool:
-        """Take buffers of integers for values that stay, not for what is read anew; returns whether there are any.
+    def fix(self, *, floats: bool) -> bool:
+        """Take buffers of integers for values that stay, not for what is read anew; with ``floats`` also short ones of
+        floating numbers, such as quantiles; returns whether there are any of the last kind asked for.
 
-        Counters, integers without a dim, are left; flags are not.
+        Counters, integers without a dim, and statistics are left; flags are not.
         """
         places, self.places = self.places, []
         for each in places:
             held, name = each[0]
             x = held[name]
-            is_counter = not x.ndim and x.dtype != torch.bool
-            if type(x) not in (Tensor, nn.Buffer) or is_counter or x.is_floating_point() or x.is_complex():
-                self.places.append(each)
-            else:
+            is_float = x.is_floating_point() or x.is_complex()
+            stays = name not in STATISTICS and x.numel() <= _FEW if is_float else x.ndim > 0 or x.dtype == torch.bool
+            if type(x) in (Tensor, nn.Buffer) and stays and floats >= is_float:
                 self.fixed.append(Fixed(held, name, x, x.clone(), facts_of(x)))
-        return bool(self.fixed)
+            else:
+                self.places.append(each)
+        return any(each.x.is_floating_point() or each.x.is_complex() or not floats for each in self.fixed)
 
     # -- comparing -----------------------------------------------------------------------------------------------
 

@@ -718,6 +718,18 @@ FOUND = {
         ],
         0,
     ),
+    "a write to a result of attention, which some ranks' kernels keep": (
+        (3,),
+        [given("x1", (3, 3), (1, (0, 2, 1)), grad=True)],
+        [
+            "v0 = x1[1:, None, None, ::2]",
+            "v1 = F.scaled_dot_product_attention(v0, v0, v0, is_causal=False)",
+            "v1.add_(v0)",
+            "total(v0).backward(retain_graph=True)",
+            "total(v1).backward(retain_graph=True)",
+        ],
+        0,
+    ),
     "transforms of dims of the same stride": (
         (3,),
         [given("x0", (4, 4, 6), (2, (1, 3, 2)))],

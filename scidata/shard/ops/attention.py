@@ -104,6 +104,12 @@ def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) ->
             x = operands[name]
             operands[name] = x.repeat_interleave(heads // max(x.shape[-3], 1), -3)
     batches = {tuple(operands[name].shape[:-2]) for name in _NAMES[:3]}
+    # one process computes two products then, whose result may be written to
+    is_kept = len(batches) == 1 or how.enable_gqa
+    for name in _NAMES[:3]:
+        x = operands[name]
+        strides = x.global_strides if isinstance(x, ShardTensor) else x.stride()
+        is_kept = is_kept and (strides is None or strides[-1] == 1)
     if len(batches) > 1 and not how.enable_gqa:  # of a part without rows, torch's result may lack dims
         common = torch.broadcast_shapes(*batches)  # type: ignore[no-untyped-call]
         operands |= {name: operands[name].expand(*common, -1, -1) for name in _NAMES[:3]}
@@ -144,8 +150,8 @@ def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) ->
             how = how._replace(is_causal=False)
             parts["attn_mask"] = _causal_mask(func, operands, parts)
         result = _compute(func, parts, how)
-    if len(batches) > 1 and not how.enable_gqa and result.requires_grad:
-        result = result.clone()  # the kernel keeps its result, unlike one process's, which may be written to
+    if not is_kept and result.requires_grad:
+        result = result.clone()  # the kernel keeps its own
     shape, names = list(result.shape), [*range(-result.ndim, -2), "L", "Ev"]
     for entry in layout:
         if entry is not None:

@@ -90,7 +90,7 @@ def main() -> None:
     refused: Counter[str] = Counter()
     lines, start = 0, time.monotonic()
     for programs in by_mesh.values():
-        for program, outcome in outcomes(programs, run):
+        for program, outcome in outcomes(programs, run, GIVES_UP * (10 if options.compile else 1)):
             kinds[outcome.kind] += 1
             refused += outcome.refused
             lines += outcome.lines

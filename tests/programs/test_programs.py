@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from scidata.shard import ShardTensor
+from scidata.shard import ShardTensor, memory
 from scidata.shard.op_table import BOUND, HANDLERS
+from tests.programs import compiled
 from tests.programs.__main__ import BAD, outcomes
 from tests.programs.make import make
 from tests.programs.program import Given, Program
@@ -81,6 +82,35 @@ def test_a_forgotten_original_is_found():
     kinds = [o.kind for _, o in outcomes(programs, forgetful)]
     assert kinds[0] == "wrong"
     assert "wrong" in kinds[1:]
+
+
+EXPANDED = Program(
+    0,
+    (2,),
+    (Given("x0", (4, 2), True, (0,), ((3, 1),)), Given("x1", (4, 1), False, (0,), ((3, 1),))),
+    ("v0 = x1.expand(4, 2).take_along_dim(x0.argsort(0), 0)", "v1 = x0.sin() * v0", "v1[1:] += x0[:3]"),
+)
+
+
+def losing(rank: int, num_ranks: int, programs: list[Program], done: Path) -> None:
+    """Lay an expanded tensor out by a write to its first element, which graphs do not see in the others."""
+
+    def expanded(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+        result = torch.empty_strided(x.shape, strides, dtype=x.dtype)
+        once = tuple([slice(0, 1) if step == 0 else slice(None) for step in strides])
+        result[once].copy_(x[once])
+        return result
+
+    memory._expanded = expanded
+    compiled.on_ranks(rank, num_ranks, programs, done)
+
+
+def test_compiled_programs():
+    programs = [EXPANDED, *(make(seed, (2,)) for seed in range(BASE + 100, BASE + 106))]
+    found = [*outcomes(programs, compiled.on_ranks)]
+    assert not [f"{o.kind}: {o.note}\n{program}" for program, o in found if o.kind in BAD]
+    assert sum(o.refused["captured"] for _, o in found) >= 4
+    assert [o.kind for _, o in outcomes([EXPANDED], losing)] == ["wrong"]
 
 
 def test_a_program_is_made_small():

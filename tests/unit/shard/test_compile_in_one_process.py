@@ -140,6 +140,37 @@ def test_values_of_buffers_of_integers():
     assert sum(map(len, regions_of(compiled)[0].captured.values())) == 3
 
 
+class AtQuantiles(nn.Module):
+    """Rows at fractions that a buffer has, beside statistics and a long buffer that change in value."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("q", torch.tensor([0.25, 0.5]))
+        self.register_buffer("running_mean", torch.zeros(3))
+        self.register_buffer("mask", torch.ones(40))
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        self.running_mean.mul_(0.9).add_(x.detach().mean(0))
+        self.mask.mul_(0.5)
+        rows = [int(k) for k in (self.q * (len(x) - 1)).floor().long()]
+        return self.norm(x)[rows] * self.mask.sum() + self.running_mean
+
+
+def test_values_of_short_buffers():
+    eager, compiled = AtQuantiles(), scidata.compile(AtQuantiles(), backend="aot_eager", fullgraph=True)
+    changes = {4: lambda m: m.q.copy_(torch.tensor([0.75, 0.0])), 8: lambda m: m.q.mul_(1.0)}
+    for step in range(12):
+        found = []
+        for module in (eager, compiled):
+            changes.get(step, lambda m: None)(module)
+            x = torch.linspace(-1, 2, 15).square().reshape(5, 3).requires_grad_()
+            module(x).square().sum().backward()
+            found.append((x.grad, *module.buffers()))
+        torch.testing.assert_close(*found)
+    assert sum(map(len, regions_of(compiled)[0].captured.values())) == 2
+
+
 @pytest.mark.filterwarnings("ignore:scidata.compile")
 def test_arguments_that_are_one_tensor_and_globals_of_modules_by_name(monkeypatch):
     for function in (are_one, looks_into_modules):

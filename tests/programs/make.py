@@ -14,6 +14,8 @@ from tests.programs.expressions import Scope
 from tests.programs.program import NAMES, Given, Program, run_line
 from tests.programs.statements import statement
 
+#: Of tensors without elements torch's own have other shapes than of others, or raise.
+OF_NUMBERS = re.compile("attention|bilinear")
 MESHES = ((2,), (3,), (3,), (2, 2))
 
 
@@ -78,7 +80,7 @@ def make(seed: int, mesh: tuple[int, ...] | None = None) -> Program:
         if len(lines) == wanted:
             break
         line = _drawn(draw, scope)
-        if line is None:
+        if line is None or (OF_NUMBERS.search(line) and _names_empty(line, scope)):
             continue
         line = re.sub(r"NEW(\d)", lambda found: f"v{names + int(found[1])}", line)  # noqa: B023
         error = _try(line, scope)
@@ -89,6 +91,10 @@ def make(seed: int, mesh: tuple[int, ...] | None = None) -> Program:
         lines.append(line)
         names = 1 + max((int(n[1:]) for n in scope if re.fullmatch(r"v\d+", n)), default=-1)
     return Program(seed, mesh, given, (*lines, *_end(scope)), str(torch.get_default_dtype()))
+
+
+def _names_empty(line: str, scope: dict[str, Any]) -> bool:
+    return any(isinstance(x := scope.get(name), Tensor) and not x.numel() for name in re.findall(r"[xv]\d+", line))
 
 
 def _is_tame(scope: dict[str, Any]) -> bool:

@@ -222,7 +222,7 @@ class Walk:
         if not values and isinstance(values, dict):
             self._reached.empty.append(values)
             return
-        self._reached.maps.append((values, dict(values)))
+        self._reached.maps.append((values, dict(values.items())))
         self._todo += [x for name, x in values.items() if type(x) not in SIMPLE_TYPES and name not in skipped]
 
     def _module(self, x: nn.Module) -> None:

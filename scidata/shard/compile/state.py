@@ -194,9 +194,10 @@ class Snapshot:
             now, before = (([*x.keys() - SKIPPED] if x.keys() & SKIPPED else [*x]) for x in (values, kept))
             if not all(map(is_equal, now, before)) or len(now) != len(before):
                 return False
-            if not all(is_equal(values[name], kept[name]) for name in now):
+            found = dict(values.items())  # not by [], which may make new ones of what is held
+            if not all(is_equal(found[name], kept[name]) for name in now):
                 return False
-        self._copies = [dict(x) for x in maps]  # equal, and other objects: to be found at once next time
+        self._copies = [dict(x.items()) for x in maps]  # equal, and other objects: to be found at once next time
         self._remember_maps()
         return True
 

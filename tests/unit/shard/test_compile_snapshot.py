@@ -182,6 +182,24 @@ def test_functions_that_have_not_run_are_left_out(monkeypatch):
     assert not snapshot.holds()
 
 
+class Maker(collections.OrderedDict):
+    """Makes what is asked for of the classes that it holds."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(name)()
+
+
+def test_a_dict_that_makes_what_it_is_asked_for():
+    held = Maker(a=Slotted, b=nn.ReLU)
+    snapshot = Snapshot([Module(held=held)])
+    assert snapshot.holds()
+    held["c"] = nn.GELU
+    assert not snapshot.holds()
+    snapshot.restore()
+    assert snapshot.holds()
+    assert [*held.values()] == [Slotted, nn.ReLU]
+
+
 def test_all_is_put_back(monkeypatch):
     monkeypatch.setattr(config, "table", [1.0])
     held = [1]

@@ -470,7 +470,7 @@ def _asks_for_type(code: types.CodeType) -> bool:
     found = [*dis.get_instructions(code)]
     for k, load in enumerate(found):
         if load.argval == "type" and load.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
-            if _is_called_with_all(found, k):
+            if _is_called_with_all(found, k) or _is_conversion(found, k):
                 continue
             end = next(i.opname for i in found[k:] if i.opname.startswith(_ENDS))
             if load.opname != "LOAD_GLOBAL" or end != "RAISE_VARARGS":
@@ -484,6 +484,15 @@ def _is_called_with_all(found: Sequence[dis.Instruction], k: int) -> bool:
     nulls = found[max(0, k - 1)], found[min(call + 1, len(found) - 1)]  # Python 3.13 has it behind what is called
     rest = itertools.takewhile(lambda i: not i.opname.startswith(("RETURN_", "STORE_")), found[call:])
     return any(i.opname == "PUSH_NULL" for i in nulls) and any(i.opname == "CALL_FUNCTION_EX" for i in rest)
+
+
+def _is_conversion(found: Sequence[dis.Instruction], k: int) -> bool:
+    """Whether what is loaded at ``k`` is a method that is called with arguments, as ``x.type(dtype)``."""
+    load, after = found[k], found[k + 1]
+    is_method = load.opname == "LOAD_METHOD" or (
+        load.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and (load.arg or 0) & 1 == 1
+    )
+    return is_method and after.opname not in ("PRECALL", "CALL") and found[k - 1].argval != "builtins"
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -52,6 +52,10 @@ def catches_array(x):
         return x * 5
 
 
+def asks_for_its_type(x):
+    return x * 2 if x.type() == "torch.FloatTensor" and isinstance(x, torch.Tensor) else x
+
+
 def asks_for_type(x):
     return x * (2 if type(x) is torch.Tensor else 1)
 
@@ -78,7 +82,18 @@ class Asking(nn.Module):
 
 
 ALIKE = [
-    *(seeded, forked, catches_item, catches_branch, catches_array, asks_for_type, returns_size, resamples, margins),
+    *(
+        seeded,
+        forked,
+        catches_item,
+        catches_branch,
+        catches_array,
+        asks_for_type,
+        asks_for_its_type,
+        returns_size,
+        resamples,
+        margins,
+    ),
     Asking(),
 ]
 
@@ -451,7 +466,11 @@ def makes_another(x):
     return type(pair)(*(each * 2 for each in pair)).second
 
 
-@pytest.mark.parametrize("function", [names_a_type, makes_another])
+def converts(x):
+    return (x < 0.5).type(torch.DoubleTensor) * x.type(torch.float64)
+
+
+@pytest.mark.parametrize("function", [names_a_type, makes_another, converts])
 def test_a_type_that_is_named_in_a_message_or_called_is_not_asked_for(function):
     compiled = scidata.compile(function, backend="aot_eager", fullgraph=True)
     x = torch.linspace(0, 1, 3)

@@ -204,12 +204,12 @@ def _any_repeated(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return any(n > 1 and not step for n, step in zip(shape, strides, strict=False))
 
 
-def _overlaps(x: ShardBase) -> bool:
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether several elements may be one in memory, as after expand(), or in windows that overlap."""
     reach = 0
-    for step, n in sorted(zip(x.global_strides or (), x.shape, strict=False)):
+    for step, n in sorted(zip(strides, shape, strict=False)):
         if n > 1 and 0 <= step <= reach:
-            return 0 not in x.shape
+            return 0 not in shape
         reach += (n - 1) * step
     return False
 
@@ -243,7 +243,7 @@ def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
             raise unsupported(func, reason, x.spec, remedy="write to the original, or clone() it")
         base, copied = copied.base, copied.base.copied
         counts.add(base.spec.global_size.numel())
-        if _overlaps(base):  # of which the copy has each by itself
+        if overlaps(base.shape, base.global_strides or ()):  # of which the copy has each by itself
             raise unsupported(func, "several elements of the original are one in memory", x.spec, remedy="clone() it")
     if isinstance(copied, Whole) and (counts != {copied.count} or func.__name__.startswith(_PARTLY)):
         reason = "it writes to a part of what was computed by autograd, of which several elements may be one in memory"

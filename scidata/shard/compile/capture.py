@@ -144,6 +144,7 @@ def capture(
     latest: list[Tensor] = []  # of the last run
     unread = [_unread(held[name]) for held, name in snapshot.assigned]
     num_forward: list[int] = []  # collectives of the forward pass
+    viewed: list[int] = []  # tensors of which a result is a view, made anew outside the graph
     rebinds: list[tuple[dict[str, Any], str]] = []  # buffers that the call puts others in the places of
     changes: list[tuple[int, str, bool]] = []  # of attributes of the arguments' objects, as by ``changed``
     tensors = _collect(places, leaves)
@@ -207,6 +208,8 @@ def capture(
             raise EffectError("a result is a parameter or a buffer")
         num_forward[:] = [calls.num]
         given_back = _tensors_of(results)
+        places_of = {*map(storage_of, given_back)}
+        viewed[:] = [i for i, x in enumerate(tensors) if storage_of(x) in places_of]
         told = calls.results if any(x.requires_grad for x in given_back) else ()  # of another run, in backward
         if by_value:  # values computed from integers must not become constants of the graph
             if not all(constants.has_made(x) for x in given_back if has_values(x)):
@@ -245,7 +248,8 @@ def capture(
         if len(graphs) > 1:
             grads = next(iter(reversed(graphs[1].graph.nodes))).args[0]
             if isinstance(grads, Sequence) and len(grads) == len(trains):
-                again.unused = [i for i, is_trained in enumerate(trains) if is_trained and grads[i] is None]
+                of_graph = [i for i, is_trained in enumerate(trains) if is_trained and i not in viewed]
+                again.unused = [i for i in of_graph if grads[i] is None]
                 taken = [bool(node.users) for node in graphs[0].graph.nodes if node.op == "placeholder"]
                 again.unread = [i for i in again.unused if len(taken) == len(trains) and not taken[i]]
                 if len(again.unused) == sum(trains):  # the graph's results would not require grad, as eager ones do

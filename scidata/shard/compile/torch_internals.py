@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from scidata.core.checks import check_choice
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.torch_internals import has_values, storage_of, unseen, version_of
+from scidata.shard.views import overlaps
 
 #: A graph of a step in, and its example tensors; out comes a function of the same tensors.
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
@@ -70,11 +71,21 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.errors: list[str] = []  # of values that code asked for, whether or not it catches them
         self._known: dict[int, tuple[Tensor, int, Tensor]] = {}  # traced tensors, by id: versions and values
         self._made: dict[int, Tensor] = {}  # tensors computed here, by storage
+        self._lossy: set[object] = set()  # places of views that torch puts back wrongly, and of views of these
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         """Compute, or hand on to the tracer."""
+        result = self._computed(func, types, args, kwargs)
+        if getattr(func, "is_view", False) and isinstance(args[0], Tensor):
+            is_part = func is torch.ops.aten.unfold.default or _place(args[0]) in self._lossy
+            for x in tree_leaves(result):
+                if isinstance(x, Tensor) and (is_part or overlaps(x.shape, x.stride())):
+                    self._lossy.add(_place(x))
+        return result
+
+    def _computed(self, func: Any, types: object, args: tuple[object, ...], kwargs: dict[str, object] | None) -> object:
         if self._drawn and draws(func):
             return self._draw_in_checkpoint(func, args, kwargs or {})
         if "c10d" in func.namespace:  # its order among scidata's collectives is left to compilers
@@ -92,8 +103,12 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return torch.empty(held[0].shape, dtype=held[0].dtype, device=held[0].device).copy_(held[0])
         if held and func is torch.ops.aten.lift_fresh.default:  # a literal
             self._made |= {storage_of(x): x for x in held}
-        if held and func._schema.is_mutable and not self._may_write(func, args, kwargs or {}, folds):
-            raise TypeError(f"{func} writes to a tensor that is neither an argument nor a buffer")
+        for x in _written(func, args, kwargs or {}) if func._schema.is_mutable else ():
+            if has_values(x) and not (folds and storage_of(x) in self._made):
+                raise TypeError(f"{func} writes to a tensor that is neither an argument nor a buffer")
+            if _place(x) in self._lossy:
+                self.errors.append(f"{func} writes to a view by expand() or unfold(), which torch's graphs lose")
+                raise TypeError(self.errors[-1])
         if any(isinstance(x, torch.Generator) for x in tree_leaves((args, kwargs))):
             raise TypeError(f"{func} draws by a generator, which a graph would go on with, were it made anew")
         if func._schema.is_mutable and draws(func) and not (x := tensors[0]).is_contiguous():
@@ -198,16 +213,18 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether a tensor with values was computed here."""
         return storage_of(x) in self._made
 
-    def _may_write(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object], folds: bool) -> bool:
-        """Whether the operator's output tensor has no values, or was computed during capture."""
-        names = [arg.name for arg in func._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        targets = [given.get(arg.name) for arg in func._schema.arguments if arg.alias_info and arg.alias_info.is_write]
-        return all(
-            not has_values(x) or (folds and storage_of(x) in self._made)
-            for x in tree_leaves(targets)
-            if isinstance(x, Tensor)
-        )
+
+def _place(x: Tensor) -> object:
+    """Return which elements of which memory a tensor has."""
+    return storage_of(x), x.shape, x.stride(), x.storage_offset()
+
+
+def _written(func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[Tensor]:
+    """Yield the tensors that an operator writes to."""
+    names = [arg.name for arg in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    written = [given.get(arg.name) for arg in func._schema.arguments if arg.alias_info and arg.alias_info.is_write]
+    return (x for x in tree_leaves(written) if isinstance(x, Tensor))
 
 
 _FACTORIES = frozenset(

@@ -72,6 +72,24 @@ def margins(x):
     return F.multilabel_margin_loss(x, torch.tensor([1, -1, 0])) + x
 
 
+def writes_to_expanded(x):
+    x = x * 1
+    x.expand(2, 3).fill_(0.5)
+    return x * 2
+
+
+def writes_to_one_of_expanded(x):
+    x = x * 1
+    x.expand(2, 3)[0].mul_(2)
+    return x * 2
+
+
+def writes_to_windows(x):
+    x = x * 1
+    x.unfold(0, 2, 2).add_(-0.3)
+    return x * 2
+
+
 class Asking(nn.Module):
     def __init__(self):
         super().__init__()
@@ -93,6 +111,9 @@ ALIKE = [
         returns_size,
         resamples,
         margins,
+        writes_to_expanded,
+        writes_to_one_of_expanded,
+        writes_to_windows,
     ),
     Asking(),
 ]
@@ -124,6 +145,21 @@ FACTOR = 2.0
 
 def looks_into_modules(x, y):
     return x * sys.modules[__name__].FACTOR + y
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_results_that_are_views_of_arguments_have_their_gradients(both):
+    def function(x, y):
+        (part,) = y.chunk(1)  # such a view is a result of the graph, the other is made anew beside it
+        return (x[1:].expand(2, -1), part) if both else (x[1:].expand(2, -1), part * 2)
+
+    compiled, found = scidata.compile(function, backend="aot_eager", fullgraph=True), []
+    for call in (function, *[compiled] * 3):
+        x, y = torch.linspace(0, 1, 3).requires_grad_(), torch.linspace(1, 2, 2).requires_grad_()
+        sum(each.square().sum() for each in call(x, y)).backward()
+        found.append((x.grad, y.grad))
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0])
 
 
 class ByIds(nn.Module):

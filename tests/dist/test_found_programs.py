@@ -730,6 +730,17 @@ FOUND = {
         ],
         0,
     ),
+    "ids that are out of range, of values without elements": (
+        (2,),
+        [given("x0", (3, 1), (0, (1, 2))), given("x1", (3, 4), (0, (2, 1)))],
+        [
+            "v0 = x0[1:, 1:].clone()",
+            "v0.index_add_(0, (x1[:1, 0] > -9.0).long() * -1, ramp(1, 0))",
+            "v1 = ramp(2, 0).index_add_(0, (x1[:, 0] > -9.0).long() * -1, x1[:, :0])",
+            "v2 = x1[:, :0].scatter_add(0, torch.full((2, 0), 7), ramp(2, 0))",
+        ],
+        0,
+    ),
     "transforms of dims of the same stride": (
         (3,),
         [given("x0", (4, 4, 6), (2, (1, 3, 2)))],

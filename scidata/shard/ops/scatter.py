@@ -135,7 +135,7 @@ def _to_all(
     base, values = local_of(target), rows_like(func, src, dim, index)
     (axis,) = index.spec.sharded.values()
     group, ids = index.spec.group(axis), index.local
-    fault = _fault_of(ids, base.shape[dim], group)
+    fault = _fault_of(ids, base.shape[dim], group) if values.numel() else None
     if fault is not None:
         ids, values = ids.narrow(dim if ids.ndim > 1 else 0, 0, 0), values.narrow(dim, 0, 0)
     if reduce == "sum":
@@ -166,7 +166,7 @@ def _from_parts(func: TorchFunction, target: Tensor, dim: int, index: Tensor, sr
     sharded = {entry[0] for entry in layout if entry is not None}
     shape = [values.shape[d] if d in sharded else n for d, n in enumerate(target.shape)]
     own = widened(values) if groups else values
-    fault = _fault_of(ids, target.shape[dim], groups[0]) if groups else None
+    fault = _fault_of(ids, target.shape[dim], groups[0]) if groups and own.numel() else None
     if fault is not None:
         ids, own = ids.narrow(dim if ids.ndim > 1 else 0, 0, 0), own.narrow(dim, 0, 0)
     sums = compute(own.new_zeros(shape), ids, own)

@@ -10,6 +10,7 @@ import builtins
 import dis
 import enum
 import functools
+import inspect
 import itertools
 import logging
 import os
@@ -279,6 +280,8 @@ class Walk:
             self._state(lambda: x.bit_generator.state, lambda state: setattr(x.bit_generator, "state", state))
         elif isinstance(x, torch.Generator):
             self._state(lambda: x.get_state().numpy(), lambda state: x.set_state(torch.from_numpy(state)))
+        elif isinstance(x, types.GeneratorType) and inspect.getgeneratorstate(x) == inspect.GEN_CREATED:
+            self._ask(lambda: inspect.getgeneratorstate(x))  # of a decorator by contextlib, which makes others of it
         elif hasattr(x, "cache_info") and hasattr(x, "cache_clear"):
             self._ask(lambda: x.cache_info()[1::2], lambda _: x.cache_clear())  # another miss may be another value
             self._map(vars(x))

@@ -8,6 +8,7 @@ import sys
 import threading
 import uuid
 import warnings
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -502,12 +503,22 @@ def makes_another(x):
     return type(pair)(*(each * 2 for each in pair)).second
 
 
+@contextmanager
+def guarded():
+    yield
+
+
+@guarded()
+def is_guarded(x):
+    return x.sin() * 2
+
+
 def converts(x):
     return (x < 0.5).type(torch.DoubleTensor) * x.type(torch.float64)
 
 
-@pytest.mark.parametrize("function", [names_a_type, makes_another, converts])
-def test_a_type_that_is_named_in_a_message_or_called_is_not_asked_for(function):
+@pytest.mark.parametrize("function", [names_a_type, makes_another, converts, is_guarded])
+def test_what_is_captured_whole(function):
     compiled = scidata.compile(function, backend="aot_eager", fullgraph=True)
     x = torch.linspace(0, 1, 3)
     for _ in range(3):

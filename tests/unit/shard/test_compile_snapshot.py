@@ -232,10 +232,24 @@ def test_all_is_put_back(monkeypatch):
     assert np.random.get_state()[1].tolist() == drawn  # noqa: NPY002
 
 
+def begun():
+    """Return a generator that has begun."""
+    found = (x for x in range(3))
+    next(found)
+    return found
+
+
 @pytest.mark.parametrize(
     "x",
-    [itertools.count(), np.ones(1 << 16), np.array([[]], dtype=object), torch.from_numpy(np.ones(2)), iter([])],
-    ids=["count", "large", "objects", "memory of NumPy", "iterator"],
+    [
+        itertools.count(),
+        np.ones(1 << 16),
+        np.array([[]], dtype=object),
+        torch.from_numpy(np.ones(2)),
+        iter([]),
+        begun(),
+    ],
+    ids=["count", "large", "objects", "memory of NumPy", "iterator", "generator"],
 )
 def test_what_cannot_be_compared_raises(x):
     with pytest.raises(NotCapturedError):

@@ -741,6 +741,12 @@ FOUND = {
         ],
         0,
     ),
+    "rows beside one another of a map over a tensor that is whole": (
+        (3,),
+        [given("x0", (4, 3), (1, (0, 0, 3)))],
+        ["v0 = x0.unbind(-1)[2].reshape(2, 2)", "v1 = torch.func.vmap(lambda t: t.softmax(-1), 1, 1)(v0)"],
+        0,
+    ),
     "transforms of dims of the same stride": (
         (3,),
         [given("x0", (4, 4, 6), (2, (1, 3, 2)))],

@@ -64,9 +64,12 @@ class _Compiled(Trial):
             if any(notes):
                 self._found("other error" if error else "wrong", next(filter(None, notes)))
                 return True
+        reasons: list[Any] = [None] * dist.get_world_size()  # one rank may run eagerly alone
         (region,) = regions_of(compiled)
-        self.outcome.refused["captured" if region.captured else f"eager: {region.reason[:90]}"] += 1
-        return not region.reason
+        dist.all_gather_object(reasons, region.reason or ("" if region.captured else "never"), group=self.control)
+        reason = next(filter(None, reasons), "")
+        self.outcome.refused[f"eager: {reason[:90]}" if reason else "captured"] += 1
+        return not reason
 
     def _called(self, function: Callable[..., dict[str, Any]]) -> tuple[dict[str, Any], Exception | None]:
         """Call a function with new tensors, and differentiate what it gives; returns what is left, and an error."""

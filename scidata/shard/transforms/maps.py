@@ -96,10 +96,18 @@ def _in_loop(given: _Call) -> object:
     flat = zip(*[tree_flatten(result)[0] for result in results], strict=True)
     stacked = [_stacked(rows, place) for rows, place in zip(flat, places, strict=True)]
     if any(isinstance(x, Tensor) and (d or memory_of(x)) for x, d in zip(given.flat, given.dims, strict=True)):
-        for x in stacked:  # torch has rows beside one another where they were, or in front, by the operation
-            if isinstance(x, ShardTensor):
-                x.global_strides = UNKNOWN
+        # torch has rows beside one another where they were, or in front, by the operation
+        spec = next(iter(_specs(given.flat)), None)
+        stacked = [_of_unknown_strides(x, spec) for x in stacked]
     return tree_unflatten(stacked, tree_flatten(results[0])[1])
+
+
+def _of_unknown_strides(x: object, spec: ShardSpec | None) -> object:
+    if spec is not None and type(x) is Tensor and sum(n > 1 for n in x.shape) > 1:
+        x = ShardTensor(x, spec.replicated(x.shape))
+    if isinstance(x, ShardTensor):
+        x.global_strides = UNKNOWN
+    return x
 
 
 def _stacked(rows: Sequence[object], place: int | None) -> object:

@@ -31,6 +31,8 @@ def on_ranks(rank: int, num_ranks: int, programs: Sequence[Program], done: Path)
 class _Compiled(Trial):
     """Each line that runs is one of a function's, which is called with new tensors."""
 
+    differentiates = True
+
     def run(self) -> None:
         kept = []
         for line in self.program.lines:
@@ -53,6 +55,7 @@ class _Compiled(Trial):
         exec("\n    ".join([f"def program({', '.join(names)}):", *lines, returned]), scope)
         self.outcome.lines = len(lines)
         compiled = scidata.compile(scope["program"], backend="aot_eager")
+        self.differentiates = self._called(scope["program"], whole=True)[1] is None
         want, error = self._called(scope["program"])
         self._agreed(error, "eager")
         for _ in range(CALLS if error is None else 0):
@@ -71,19 +74,31 @@ class _Compiled(Trial):
         self.outcome.refused[f"eager: {reason[:90]}" if reason else "captured"] += 1
         return not reason
 
-    def _called(self, function: Callable[..., dict[str, Any]]) -> tuple[dict[str, Any], Exception | None]:
-        """Call a function with new tensors, and differentiate what it gives; returns what is left, and an error."""
-        given = {g.name: placed(g, self.mesh).requires_grad_(g.requires_grad) for g in self.program.given}
-        left: dict[str, Any] = dict(given)
+    def _called(
+        self, function: Callable[..., dict[str, Any]], *, whole: bool = False
+    ) -> tuple[dict[str, Any], Exception | None]:
+        """Call a function with new tensors, and differentiate what it gives, unless one process cannot; returns what
+        is left, and an error.
+        """
+        given: dict[str, Any] = {
+            g.name: (g.whole() if whole else placed(g, self.mesh)).requires_grad_(g.requires_grad)
+            for g in self.program.given
+        }
+        left = dict(given)
 
         def run() -> None:
             torch.default_generator.manual_seed(0)
             left.update(function(**given))
 
+        def differentiate() -> None:
+            if losses := [total(x) for x in left.values() if _is_differentiable(x)]:
+                torch.stack(losses).sum().backward()
+
         error = error_of(run)
-        if error is None:
-            losses = [total(x) for x in left.values() if _is_differentiable(x)]
-            failed = error_of(lambda: torch.stack(losses).sum().backward()) if losses else None
+        if error is None and (whole or self.differentiates):
+            failed = error_of(differentiate)
+            if whole:
+                return left, failed
             self._agreed(failed, "backward")
             left |= {"error in backward": type(failed).__name__}
             left |= {f"{name}.grad": None if failed else x.grad for name, x in given.items()}

@@ -131,8 +131,8 @@ def check_pointwise(rank, num_ranks):
 
 
 def test_every_entry_has_a_case(used):
-    if not used:
-        pytest.skip("needs the cases of this file to have run")
+    if not used:  # run alone
+        used |= run_ranks(check_cases, 3, False, timeout=300)[0]
     used |= run_ranks(check_pointwise, 4, timeout=200)[0]
     mine = {op_name(f) for f, handler in HANDLERS.items() if not any(m in handler.__module__ for m in ELSEWHERE)}
     in_place = {

@@ -53,7 +53,7 @@ class Outcome:
     lines: int = 0  # that ran
 
 
-class OutOfStepError(Exception):
+class _OutOfStepError(Exception):
     """Ranks have done different things: what comes next would mean nothing."""
 
 
@@ -76,7 +76,7 @@ def write_outcomes(rank: int, programs: Sequence[Program], done: Path, trial_of:
         trial = trial_of(program, mesh, control, outcome)
         try:
             trial.run()
-        except OutOfStepError:
+        except _OutOfStepError:
             pass
         finally:  # also where this rank waits in vain for the others
             if rank == 0 and (outcome.kind != "right" or trial.finished):
@@ -124,7 +124,7 @@ class Trial:
             raise
         if len(others.unique()) > 1:
             self._found("divergent", f"{where}: rank {dist.get_rank()}: {said}: {error}")
-            raise OutOfStepError
+            raise _OutOfStepError
 
     def _line(self, line: str) -> bool:
         for x in (*tensors_of(self.whole).values(), *filter(_is_plain, tensors_of(self.parts).values())):

@@ -259,6 +259,7 @@ class Region:
         """Capture a call without values, else with those of constants, of integers among arguments and buffers, and
         at last of short buffers.
         """
+        # whether values of constants are read; whether those of buffers are: 1 of integers, 2 of short ones, too
         ways, reason = [(False, 0), (True, 0), (True, 1), (True, 2)], NotCapturedError()
         known: Sequence[tuple[str, torch.Tensor]] = ()
         if self._values is not None:

@@ -60,9 +60,13 @@ class ViewState:
 
 
 def _save(x: Tensor, save: Callable[[Tensor], Any]) -> Any:
-    """Save a tensor that may be sharded, for a checkpoint that runs again; kept ghost rows are saved with it."""
+    """Save a tensor that may be sharded, for a checkpoint that runs again; kept ghost rows are saved with it.
+
+    Collective where a copy has to be brought up to date.
+    """
     if not isinstance(x, ShardBase) or not x.local.requires_grad or vars(x):
         return save(x)
+    x.refresh()  # now: it would be written to while the checkpoint runs
     kind, spec, halo, state, strides = type(x), x.spec, x.halo, x.copied, x.global_strides
     return Saved(save(x.local), lambda local: kind(local, spec, halo=halo, copied=state, global_strides=strides))
 

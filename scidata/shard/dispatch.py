@@ -38,6 +38,7 @@ from scidata.shard.op_table import (
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
 from scidata.shard.spec import UNKNOWN
 from scidata.shard.torch_internals import (
+    is_plain,
     replay_views,
     tree_flatten,
     tree_map_only,
@@ -69,7 +70,7 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
     (:func:`_call_watched`); edges are not in order (:func:`_all_in_order`); an argument is a copy, or not row-major
     (:func:`_call_noted`).
     """
-    if kwargs and (out := kwargs.get("out")) is not None and not (func in _TAKES_OUT and type(out) is Tensor):
+    if kwargs and (out := kwargs.get("out")) is not None and not (func in _TAKES_OUT and is_plain(out)):
         return _into(func, args, kwargs)
     handler = HANDLERS.get(func) or handler_of_operator(func)
     first = args[0] if args else None
@@ -243,7 +244,7 @@ def _call_noted(
         if x.copied is not None:
             x.refresh()
     result = note(func, args, kwargs, run(func, types, args, dict(kwargs)))
-    if isinstance(result, ShardBase) or (type(result) is Tensor and result.ndim < 2):
+    if isinstance(result, ShardBase) or (is_plain(result) and result.ndim < 2):
         return result
     unknown = next((x for x in given if x.global_strides is UNKNOWN), None)  # gradients, or computed from them
     if unknown is None or result is None or func is torch.autograd.grad:
@@ -254,7 +255,7 @@ def _call_noted(
 
 def _of_unknown(x: Tensor, operand: ShardBase) -> Tensor:
     """Wrap a plain result with unknown strides, so that functions that depend on strides are refused."""
-    if type(x) is not Tensor or sum(n > 1 for n in x.shape) < 2:
+    if not is_plain(x) or sum(n > 1 for n in x.shape) < 2:
         return x
     return operand.like(x, operand.spec.replicated(x.shape), None, UNKNOWN)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import unwrap
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -269,6 +269,11 @@ def unseen() -> Iterator[None]:
     """Compute with real values while a step is captured; leaving all modes has no public way."""
     with _disable_current_modes():
         yield
+
+
+def is_plain(x: object) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor of torch's own class, or stands for one while a step is captured."""
+    return type(x) is Tensor or type(x) is FunctionalTensor
 
 
 def is_in_a_mode() -> bool:

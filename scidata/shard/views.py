@@ -178,9 +178,12 @@ def compact_gradient(part: Tensor) -> None:
 
 
 def _lay_gradient(part: Tensor) -> None:
-    """Give the gradient the part's own strides, in which pairs lie side by side where they began, transposed or not."""
-    strides = part.stride()
-    part.register_hook(lambda grad: grad.new_empty_strided(grad.shape, strides).copy_(grad))  # type: ignore[no-untyped-call, unused-ignore]
+    """Have pairs lie side by side where the gradient is seen as complex: torch's contiguous() keeps strides there."""
+    node = part.grad_fn
+    while node is not None and node.name() != "ViewAsRealBackward0":
+        node = next((before for before, _ in node.next_functions), None)
+    if node is not None:
+        node.register_prehook(lambda grads: tuple(x if x is None else x.new_empty(x.shape) for x in grads))
 
 
 def compact(part: Tensor) -> Tensor:

@@ -753,6 +753,27 @@ FOUND = {
         ["v0 = torch.fft.rfft(x0.unfold(2, 2, 1), dim=0)", "v1 = torch.fft.ifft(x0.unfold(2, 2, 1), dim=0)"],
         0,
     ),
+    "pairs of numbers without elements on one rank, a transposed part of which is written to": (
+        (2, 2),
+        [given("x0", (2, 3, 4), (0, (2, 0)), (1, (2, 1)), grad=True)],
+        [
+            "v0 = torch.view_as_real(torch.fft.rfft(x0, dim=-1))",
+            "v0.mT[:0, 1:, :] *= ramp(2, 1, 3)",
+            "total(torch.where(v0.chunk(2, 1)[1] > -1.0, v0.chunk(2, 1)[1], 2.0)).backward()",
+        ],
+        0,
+    ),
+    "a checkpoint of a view whose memory was written to": (
+        (2,),
+        [given("x0", (4,), (0, (4, 0)), grad=True)],
+        [
+            "v0 = x0[-2]",
+            "x0[::2, None].detach().view(2).normal_()",
+            "v1 = checkpoint(lambda t: (t * t).sin() + t, v0, use_reentrant=False)",
+            "total(v1).backward()",
+        ],
+        0,
+    ),
 }
 MESHES = defaultdict(list)
 for name, (mesh, *_) in FOUND.items():

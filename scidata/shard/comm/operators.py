@@ -65,6 +65,7 @@ class Calls:
     # of all calls. Each call is numbered, so that a compiler does not merge two equal ones
     num: int = 0
     results: list[Tensor] = field(default_factory=list)  # copies of all calls' results, as code may write to these
+    assumes: bool = False  # whether the graph checks values that it takes for granted
     # within it, what is computed of constants is one, as in the forward pass
     constants: AbstractContextManager[object] = field(default_factory=nullcontext)
     _num_of_integers: int = 0
@@ -72,6 +73,7 @@ class Calls:
     def clear(self) -> None:
         """Begin again."""
         self.num = self._num_of_integers = 0
+        self.assumes = False
         self.expected.clear()
         self.results.clear()
 
@@ -103,7 +105,7 @@ def capturing(known: Sequence[tuple[str, Tensor]], constants: AbstractContextMan
 
 
 class OtherValuesError(Exception):
-    """The ranks hold other integers than a graph takes for granted."""
+    """A graph takes other values for granted than there are."""
 
 
 @contextmanager
@@ -208,8 +210,34 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
 
 
 def is_operator(target: object) -> bool:
-    """Whether the target of a node in a graph is one of these."""
+    """Whether the target of a node in a graph is a collective."""
     return getattr(target, "overloadpacket", None) in _operators
+
+
+def assume(x: Tensor, value: bool | int) -> None:
+    """Let the graph raise OtherValuesError where a tensor of one element has another value."""
+    captures[-1].assumes = True
+    torch.ops.scidata.assumed(x.detach(), value, captures[-1].num)
+
+
+def _assumed(x: Tensor, value: bool | int, call: int, order: Tensor | None = None) -> Tensor:
+    if x.item() != value:
+        raise OtherValuesError
+    return x.new_empty(0)
+
+
+for overload, more in (("", ""), (".ordered", ", Tensor(a!) order")):
+    _library.define(
+        f"assumed{overload}(Tensor x, Scalar value, int call{more}) -> Tensor", tags=torch.Tag.cudagraph_unsafe
+    )
+    _library.impl(f"assumed{overload}", _assumed, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"scidata::assumed{overload}", lambda x, *_: x.new_empty(0), lib=_library)
+has_side_effect(torch.ops.scidata.assumed.default)
+
+
+def is_check(target: object) -> bool:
+    """Whether the target of a node in a graph is what :func:`assume` puts there."""
+    return getattr(target, "overloadpacket", None) is torch.ops.scidata.assumed
 
 
 def in_range(x: Tensor, start: int, stop: int, message: str) -> Tensor:

@@ -24,10 +24,11 @@ from scidata.shard.comm.operators import noting as keep
 from scidata.shard.compile.backward import mesh_of, tell_ranks, watch_results
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
 from scidata.shard.compile.objects import is_dict, leaves_in
-from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError
+from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError, ReadsError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
+    Reads,
     Run,
     called_module,
     checkpoint,
@@ -52,7 +53,9 @@ _MOST_SEEN = 256  # calls that have come once
 _MANY_NEW = 32  # calls without a graph, one after the other, of which a warning tells
 _MOST_USES = 2
 _MOST_NOTES = 16  # of eager calls that have come once
-_MOST_OTHERS = 8  # calls that were ended by other integers
+_MOST_MISSED = 8.0  # calls that were ended by other values than their graphs took for granted
+_MOST_MISSED_AT_ONCE = 2
+_AMENDS = 1 / 32  # of one of these, by a call that was not
 _inside: list[int] = []  # threads that run regions
 _lock = RLock()
 _capturing: list[int] = []  # the thread that captures
@@ -96,11 +99,13 @@ class Region:
         self._told: set[str] = set()
         self._ran: dict[int, CodeType] = {}  # of the first call
         self._values: Values | None = None  # where integers among the arguments are constants of graphs
-        self._notes: dict[Any, list[tuple[str, torch.Tensor]]] = {}  # by key: of eager calls
+        self._takes_for_granted = False  # whether graphs may do so with bools and integers that code reads
+        # by key, of eager calls: the results of collectives of integers, and what was read
+        self._notes: dict[Any, tuple[list[tuple[str, torch.Tensor]], Reads]] = {}
         self._is_differentiated = False
         self._changes_dicts = False  # among its arguments
         self._num_new = 0  # calls that are the first of their key, one after the other
-        self._num_others = 0  # calls whose ranks held other integers than a graph takes for granted
+        self._num_missed = 0.0  # calls with other values than a graph takes for granted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module or function by a graph if there is one; in a checkpoint that runs again, as in its forward."""
@@ -168,6 +173,9 @@ class Region:
             leaves = [leaf.by_value(keeps=False) for leaf in leaves]
         group, is_backward = self.captured.get(key, []), backward_pass() != -1
         captured = next((each for each in group if each.holds(leaves)), None)
+        if captured is not None and captured.num_missed >= _MOST_MISSED_AT_ONCE:
+            group.remove(captured)  # and capture what is read now
+            captured = None
         if captured is not None and (captured.next_left_out is None or is_backward):
             return self._by_graph(captured, leaves, call, args, kwargs)
         if captured is not None and captured.next_left_out is not None:
@@ -184,42 +192,60 @@ class Region:
         if sum(map(len, self.captured.values())) >= self._options.limit:
             self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
             return self._plainly(call, args, kwargs)
-        made, reason, is_effect, is_change = None, "", False, False
+        made, error = None, NotCapturedError()
         with _capture_alone() as is_alone:
             try:
                 if is_alone:
                     made = self._captured(key, call, flat, all_leaves, tree, left_out[-1] if left_out else None)
             except NotCapturedError as e:
-                reason, is_effect, is_change = str(e), isinstance(e, EffectError), isinstance(e, ChangesError)
+                error = e
         if not is_alone:  # without the lock: the call waits for other ranks, where a thread may wait for it
             return self._plainly(call, args, kwargs)
         if made is not None:
             made.again.name, made.again.mesh, made.is_by_value = self.name, mesh_of(flat), self._values is not None
             self.captured.setdefault(key, group).append(made)
             return self._by_graph(made, leaves, call, args, kwargs)
-        if is_change and not self._changes_dicts:
+        if isinstance(error, ChangesError) and not self._changes_dicts:
             self._changes_dicts = True
             return self._run(call, args, kwargs)
+        is_effect = isinstance(error, EffectError)
         if self._values is None and not is_effect and any(leaf.by_value(keeps=False).is_fixed for leaf in leaves):
             self._values = Values()
             return self._run(call, args, kwargs)
-        return self._eagerly(call, args, kwargs, reason)
+        if isinstance(error, ReadsError) and not self._takes_for_granted:
+            self._takes_for_granted = True
+            return self._first(key, call, args, kwargs)
+        return self._eagerly(call, args, kwargs, str(error))
 
     def _first(self, key: Hashable, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the first call of a key eagerly, and note what its capture needs."""
-        known: list[tuple[str, torch.Tensor]] = []
-        with nullcontext() if self._ran else noting(self._ran), nullcontext() if self._values is None else keep(known):
+        with nullcontext() if self._ran else noting(self._ran), self._noting(key):
             result = self._plainly(call, args, kwargs)
         self._num_new += 1
         if self._num_new == _MANY_NEW:
             self._tell(f"{_MANY_NEW} calls in a row had layouts or arguments that were new, and ran eagerly")
-        if self._values is not None:
-            if self._num_new > _MOST_SEEN:
-                self._open("integers among its arguments, whose values it reads, differ from call to call")
-            self._notes[key] = known
+        if self._values is not None and self._num_new > _MOST_SEEN:
+            self._open("integers among its arguments, whose values it reads, differ from call to call")
+        return result
+
+    @contextmanager
+    def _noting(self, key: Hashable) -> Iterator[None]:
+        """Note values that an eager call reads, where graphs take such for granted."""
+        known: list[tuple[str, torch.Tensor]] = []
+        reads = Reads()
+        with (
+            nullcontext() if self._values is None else keep(known),
+            reads if self._takes_for_granted else nullcontext(),
+        ):
+            yield
+        if self._needs_notes:
+            self._notes[key] = known, reads
             if len(self._notes) > _MOST_NOTES:
                 del self._notes[next(iter(self._notes))]
-        return result
+
+    @property
+    def _needs_notes(self) -> bool:
+        return self._takes_for_granted or self._values is not None
 
     def _by_graph(
         self, captured: Captured, leaves: Sequence[Leaf], call: Callable[..., Any], args: Any, kwargs: Any
@@ -228,13 +254,15 @@ class Region:
         self._num_new = 0
         if (around := checkpoint()) is not None:
             around.note(self, captured)
-        if not captured.expected:
+        if not captured.takes_for_granted:
             return captured.run(leaves)
         results: list[torch.Tensor] = []
         drawn = captured.again.drawn([x for leaf in leaves for x in leaf.tensors])
         try:
             with expecting(captured.expected, results):
-                return captured.run(leaves)
+                result = captured.run(leaves)
+            captured.num_missed, self._num_missed = 0, max(0.0, self._num_missed - _AMENDS)
+            return result
         except OtherValuesError:
             if around is not None:
                 around.note(self, None)
@@ -242,9 +270,9 @@ class Region:
                 source.set_rng_state(state)
         with telling(results):
             result = self._plainly(call, args, kwargs)
-        self._num_others += 1
-        if self._num_others >= _MOST_OTHERS:
-            self._open("other ranks' integers changed where this one's did not")
+        captured.num_missed, self._num_missed = captured.num_missed + 1, self._num_missed + 1
+        if self._num_missed >= _MOST_MISSED:
+            self._open("values that it reads, or other ranks' integers, changed where its arguments' did not")
         return result
 
     def _captured(
@@ -261,13 +289,12 @@ class Region:
         """
         # whether values of constants are read; whether those of buffers are: 1 of integers, 2 of short ones, too
         ways, reason = [(False, 0), (True, 0), (True, 1), (True, 2)], NotCapturedError()
-        known: Sequence[tuple[str, torch.Tensor]] = ()
+        notes = self._notes.pop(key) if self._needs_notes else ([], Reads())
         if self._values is not None:
-            ways, known = ways[1:], self._notes.pop(key)
-            leaves = [leaf.by_value(keeps=True) for leaf in leaves]
+            ways, leaves = ways[1:], [leaf.by_value(keeps=True) for leaf in leaves]
         for folds, fixes in ways:
             try:
-                return self._capture(call, flat, leaves, tree, left_out, known, folds=folds, fixes=fixes)
+                return self._capture(call, flat, leaves, tree, left_out, notes, folds=folds, fixes=fixes)
             except EffectError:
                 raise
             except NotCapturedError as e:
@@ -282,7 +309,7 @@ class Region:
 
     def _is_ready(self, key: Hashable, *, is_backward: bool) -> bool:
         """Whether calls of a key may be captured: after the first, which makes what is exchanged once, and kept."""
-        is_new = key not in self._seen or (self._values is not None and key not in self._notes)
+        is_new = key not in self._seen or (self._needs_notes and key not in self._notes)
         if is_new and len(self._seen) >= _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
         self._seen[key] = None
@@ -295,7 +322,7 @@ class Region:
         leaves: Sequence[Leaf],
         tree: Any,
         left_out: Sequence[int] | None,
-        known: Sequence[tuple[str, torch.Tensor]],
+        notes: tuple[Sequence[tuple[str, torch.Tensor]], Reads],
         *,
         folds: bool,
         fixes: int,
@@ -318,10 +345,10 @@ class Region:
             raise NotCapturedError("it has no such buffers")
         given = leaves, firsts, tree, snapshot, options.compilers()
         try:
-            return capture(call, *given, left_out, known, fuses=fuses, folds=folds)
+            return capture(call, *given, left_out, notes[0], notes[1].found, fuses=fuses, folds=folds)
         except AssignsError as e:
             found = [*assigned, *e.assigned]
-        return self._capture(call, flat, leaves, tree, left_out, known, folds=folds, fixes=fixes, assigned=found)
+        return self._capture(call, flat, leaves, tree, left_out, notes, folds=folds, fixes=fixes, assigned=found)
 
     def _open(self, reason: str) -> None:
         """Run eagerly from now on, and let the modules inside be captured by themselves."""

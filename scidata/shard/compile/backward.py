@@ -50,7 +50,7 @@ class Again:
     left_out: Sequence[int]
     unused: Sequence[int] = ()  # places of tensors that require grad, and get none
     unread: Sequence[int] = ()  # of these, those that no result depends on
-    written: Sequence[int] = ()  # places of buffers that it writes to, and computes with
+    written: Sequence[int] = ()  # places of buffers and arguments that it writes to, and computes with
     draws: bool = False  # whether it draws random numbers
     sends: bool = False  # whether its backward graph has collectives
     next_left_out: Sequence[int] | None = None  # other such numbers, by a backward pass since
@@ -142,11 +142,12 @@ class Again:
         places = [*filter(lambda i: is_needed(nodes[i]), nodes), *self.of_left_out]
         averaged = [nodes[i] for i in nodes.keys() & self.put_off.keys() if is_accumulated(nodes[i])]
         buffers = [x if x.requires_grad else x.clone() for x in inputs.held]  # which the function may write to
+        arguments = [x.clone() if i in self.written else x for i, x in enumerate(inputs.saved_tensors, self.held)]
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             # views, as an argument may have been computed from another, or by an earlier call from the parameters:
             # autograd is not to go on from it
-            tensors = [x.view_as(x) if x.requires_grad else x for x in (*buffers, *inputs.saved_tensors)]
+            tensors = [x.view_as(x) if x.requires_grad else x for x in (*buffers, *arguments)]
             for source, state in inputs.drawn:
                 stack.callback(source.set_rng_state, source.get_rng_state())
                 source.set_rng_state(state)
@@ -227,10 +228,11 @@ class _Inputs(Function):
     def forward(ctx: Any, how: tuple[Again, list[int], list[Tensor]], *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.again, ctx.trained, tensors = how
         ctx.told, ctx.last_told = (), -1
-        ctx.held = [x.clone() if i in ctx.again.written else x for i, x in enumerate(tensors[: ctx.again.held])]
+        kept = [x.clone() if i in ctx.again.written else x for i, x in enumerate(tensors)]
+        ctx.held = kept[: ctx.again.held]
         ctx.versions = [*map(version_of, ctx.held)]
         ctx.drawn = ctx.again.drawn(tensors)
-        ctx.save_for_backward(*tensors[ctx.again.held :])
+        ctx.save_for_backward(*kept[ctx.again.held :])
         ctx.set_materialize_grads(False)
         return tuple([x.view_as(x) for x in xs[: len(ctx.trained)]])
 

@@ -9,7 +9,7 @@ an eager step in the same order, so that ranks with a graph and ranks without on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,12 +22,12 @@ from torch.fx import GraphModule, Node
 
 from scidata.device_mesh.devices import ATTENTION_KERNELS
 from scidata.shard.base import ShardBase
-from scidata.shard.comm.operators import capturing, is_operator
+from scidata.shard.comm.operators import capturing, is_check, is_operator
 from scidata.shard.comm.sums import defer, deferral, num_deferred
 from scidata.shard.compile.backward import Again
 from scidata.shard.compile.objects import attributes_of, changed, leaves_in, named
 from scidata.shard.compile.overlap import overlap, settling, share_results
-from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError
+from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError, ReadsError
 from scidata.shard.compile.state import STATISTICS, Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -64,6 +64,8 @@ class Captured:
     constants: list[tuple[Tensor, int]] = field(default_factory=list)
     # results of collectives, by their numbers, which the graph takes for granted
     expected: dict[int, Tensor] = field(default_factory=dict)
+    num_assumed: int = 0  # of bools and integers that the graph takes for granted, and checks
+    num_missed: int = 0  # calls since the last for which it was right
     is_compiled: bool = False
     is_by_value: bool = False  # whether integers among the arguments are constants of it
     _held: list[Tensor] = field(default_factory=list)  # as they were when they were last looked at closely
@@ -91,13 +93,19 @@ class Captured:
         return True
 
     @property
+    def takes_for_granted(self) -> bool:
+        """Whether the graph may be left in its midst, where values are others than it was captured for."""
+        return bool(self.expected or self.num_assumed)
+
+    @property
     def next_left_out(self) -> Sequence[int] | None:
         """Numbers of the results that a loss has left out, if they differ from those of the capture."""
         return self.again.next_left_out
 
     def __str__(self) -> str:
         ways = zip(("forward", "backward"), self.operations, self.collectives, strict=False)
-        return ", ".join(f"{num} operations {way} ({sent} collectives)" for way, num, sent in ways)
+        checks = [f"{self.num_assumed} values checked"] if self.num_assumed else []
+        return ", ".join([*(f"{num} operations {way} ({sent} collectives)" for way, num, sent in ways), *checks])
 
 
 def facts_of_places(snapshot: Snapshot, leaves: Sequence[Leaf]) -> list[Hashable]:
@@ -126,6 +134,7 @@ def capture(
     compilers: tuple[Compiler, Compiler],
     left_out: Sequence[int] | None,
     known: Sequence[tuple[str, Tensor]],
+    reads: Mapping[Hashable, Sequence[bool | int]],
     *,
     fuses: bool,
     folds: bool,
@@ -135,7 +144,7 @@ def capture(
     ``firsts``: of each leaf the place of the first that is the same tensor.
     No loss uses the results whose numbers are ``left_out``; None: those that it assigns to modules. With ``folds``,
     what is computed of constants alone is not captured, but computed, so that its values can be read. ``known`` are
-    results of its collectives in an eager call.
+    results of its collectives in an eager call, ``reads`` the bools and integers that code read there.
     """
     places, constants, watch = snapshot.places, Constants(folds=folds), Watch()
     results: list[Leaf] = []
@@ -153,7 +162,9 @@ def capture(
 
     share = any(isinstance(each, tuple) and each[1:] != (0, each[0]) for each in aliases_of(tensors))
 
-    def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
+    def call(
+        tensors: Sequence[Tensor], context: AbstractContextManager[object], *, is_eager: bool = False
+    ) -> tuple[list[Leaf], Any]:
         swapped = _swapped(places, tensors[: len(places)], snapshot.modules)
         with swapped as rebound, _assigned(snapshot.assigned, unread) as new:
             left = iter(tensors[len(places) :])
@@ -168,7 +179,7 @@ def capture(
                 return type(x) is torch.Size or any(x is each for each in objects)
 
             arguments = _Arguments((args, kwargs, kept), is_leaf)
-            with context, _unchanged(arguments, tensors) if context is constants else nullcontext():
+            with context, nullcontext() if is_eager else _unchanged(arguments, tensors):
                 result = function(*args, **kwargs)
         if arguments.have_changed() or sum(len(attributes_of(x)) for x in objects) != len(held):
             raise ChangesError("it changes a container among its arguments")
@@ -192,7 +203,7 @@ def capture(
         for i, groups in put_off.items():
             defer(tensors[i], groups)
         versions = [*map(version_of, tensors)]
-        results[:], result_trees[:] = (found := call(tensors, constants))[0], [found[1]]
+        results[:], result_trees[:] = (found := call(tensors, constants.assuming(reads)))[0], [found[1]]
         if assigned := snapshot.newly_assigned():
             raise AssignsError(assigned)
         if not snapshot.holds():  # check each run: two changes may cancel
@@ -201,7 +212,7 @@ def capture(
         if any(tensors[i].requires_grad for i in written):
             raise EffectError("it writes to an argument that requires grad")
         names = [each[0][1] for each in places]
-        again.written = [i for i in written if i < len(places) and names[i] not in STATISTICS]
+        again.written = [i for i in written if i >= len(places) or names[i] not in STATISTICS]
         if written and share:
             raise EffectError("it writes to an argument, and some share memory")
         if any(x is given for x in _tensors_of(results) for given in tensors[: len(places)]):
@@ -225,7 +236,7 @@ def capture(
     def joined(gm: GraphModule) -> bool:
         watch.stop()  # partitioners run code of other packages
         for node in _collectives(gm):
-            keep_in_forward(node, is_forward=node.args[-1] in range(*num_forward))
+            keep_in_forward(node, is_forward=is_check(node.target) or node.args[-1] in range(*num_forward))
         return constants.has_checkpoints
 
     def check(*graphs: GraphModule) -> None:
@@ -237,7 +248,8 @@ def capture(
             raise EffectError(watch.effects[0] if watch.effects else "its forward draws random numbers of Python's")
         made.snapshot = again.snapshot = snapshot.narrowed(watch.codes)
         made.operations = [sum(node.op == "call_function" for node in gm.graph.nodes) for gm in graphs]
-        made.collectives = [len(_collectives(gm)) for gm in graphs]
+        checks = [[is_check(node.target) for node in _collectives(gm)] for gm in graphs]
+        made.collectives, made.num_assumed = [each.count(False) for each in checks], sum(map(sum, checks))
         made.expected, again.sends = {**calls.expected}, sum(made.collectives[1:]) > 0
         if sum(made.collectives) != calls.num:
             raise NotCapturedError("its collectives are not those of an eager step")
@@ -261,7 +273,7 @@ def capture(
                 check(gm)
             if is_forward:
                 share_results(gm)
-            if not made.expected:
+            if not made.takes_for_granted:
                 overlap(gm)
             if fuses:
                 _order(gm, _collectives(gm))
@@ -315,7 +327,7 @@ def capture(
         return result
 
     again = Again(
-        function=lambda tensors: _tensors_of(call(tensors, nullcontext())[0]),
+        function=lambda tensors: _tensors_of(call(tensors, nullcontext(), is_eager=True)[0]),
         snapshot=snapshot,
         held=len(places),
         put_off=put_off,
@@ -330,9 +342,10 @@ def capture(
             made.is_compiled = True
         except Exception as e:
             snapshot.restore()
-            if isinstance(e, NotCapturedError):
+            is_known = isinstance(e, NotCapturedError)
+            if isinstance(e, EffectError) or (is_known and not constants.is_read):
                 raise
-            raise NotCapturedError(_said(e)) from e
+            raise (ReadsError if constants.is_read else NotCapturedError)(str(e) if is_known else _said(e)) from e
     return made
 
 
@@ -480,7 +493,9 @@ def _constants(gm: GraphModule) -> list[tuple[Tensor, int]]:
 
 
 def _collectives(gm: GraphModule) -> list[Node]:
-    return [node for node in gm.graph.nodes if node.op == "call_function" and is_operator(node.target)]
+    """Return what keeps its order: collectives, and checks of values, which decide what comes next."""
+    found = [node for node in gm.graph.nodes if node.op == "call_function"]
+    return [node for node in found if is_operator(node.target) or is_check(node.target)]
 
 
 def _reshape(gm: GraphModule) -> None:

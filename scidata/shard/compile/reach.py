@@ -57,6 +57,10 @@ class NotCapturedError(Exception):
     """The call has to run eagerly, for the given reason."""
 
 
+class ReadsError(NotCapturedError):
+    """A call reads a bool or an integer that is computed from its arguments."""
+
+
 class EffectError(NotCapturedError):
     """A call does more than compute its result."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from scidata.core.checks import check_choice
 from scidata.errors import ConfigError, near_matches
+from scidata.shard.comm.operators import assume
 from scidata.shard.torch_internals import has_values, storage_of, unseen, version_of
 from scidata.shard.views import overlaps
 
@@ -53,6 +54,37 @@ def compiled_call(model: object) -> object:
     return getattr(model, "_compiled_call_impl", None)
 
 
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the bools and integers that code reads of tensors, in order, by the line that reads."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[Hashable, list[bool | int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        """Compute."""
+        found = func(*args, **(kwargs or {}))
+        if func in _READS and isinstance(found, int):
+            self.found.setdefault(_line(), []).append(found)
+        return found
+
+
+_COMPARES = frozenset({torch.ops.aten.equal.default})
+_READS = _COMPARES | {torch.ops.aten._local_scalar_dense.default}
+
+
+def _line() -> Hashable:
+    """Return the line of Python, outside torch, that runs."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        (name := frame.f_globals.get("__name__", "")) == __name__ or name.split(".")[0] == "torch"
+    ):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
+
+
 class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches for tensors with values among the operands during capture: constants of the graph.
 
@@ -69,6 +101,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._drawn: list[Iterator[object] | list[object]] = []  # of checkpoints inside: numbers to draw again, or kept
         self.read: dict[int, tuple[Tensor, int]] = {}
         self.errors: list[str] = []  # of values that code asked for, whether or not it catches them
+        self.is_read = False  # whether one of these was a bool or an integer
+        self._assumed: dict[Hashable, Iterator[bool | int]] = {}  # by line: what is read there
         self._known: dict[int, tuple[Tensor, int, Tensor]] = {}  # traced tensors, by id: versions and values
         self._made: dict[int, Tensor] = {}  # tensors computed here, by storage
         self._lossy: set[object] = set()  # places of views that torch puts back wrongly, and of views of these
@@ -121,6 +155,12 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if value is not None and not value.is_floating_point():  # what code may branch on
                 self._made[storage_of(value)] = value
                 return value
+            if func in _READS and (func in _COMPARES or not tensors[0].dtype.is_floating_point):
+                read = next(self._assumed.get(_line(), iter(())), None)
+                if read is not None:
+                    assume(torch.eq(*tensors).all() if func in _COMPARES else tensors[0], read)
+                    return read
+                self.is_read = True
             try:
                 result = func(*args, **(kwargs or {}))
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -144,6 +184,16 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.read[id(x)] = x, version_of(x)
         self._made |= {storage_of(x): x for x in new if storage_of(x) not in known}
         return found
+
+    @contextmanager
+    def assuming(self, reads: Mapping[Hashable, Sequence[bool | int]]) -> Iterator[None]:
+        """Answer code that reads bools and integers by these, and have the graph check them; raises if there are no
+        more.
+        """
+        self._assumed = {line: iter(each) for line, each in reads.items()}
+        with self:
+            yield
+        self._assumed = {}
 
     @contextmanager
     def checkpoint(self, frame: Any, *, again: bool) -> Iterator[None]:

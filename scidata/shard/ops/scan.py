@@ -23,6 +23,7 @@ from scidata.shard.ops.moving import there_and_back
 from scidata.shard.rows.ordered import sum_over
 from scidata.shard.sizes import facts_of, ones
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import is_plain
 
 
 @handles(*find("softmax log_softmax"), F.softmin, any_order=True)
@@ -89,7 +90,7 @@ def scan(func: TensorFunction, x: ShardTensor, dim: int, *, dtype: Dtype = None,
     A rank with rows (1, 2, 3) sums them to (1, 3, 6); after a rank whose rows sum to 10 it adds 10 to each.
     """
     how = {} if dtype is None else {"dtype": dtype}
-    if type(out) is Tensor:  # PyG's way to put a zero before the sums
+    if is_plain(out):  # PyG's way to put a zero before the sums
         return write_to_plain(func, (x, dim), {**how, "out": out})
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     axis, run = spec.axis_of_dim(dim), getattr(torch, func.__name__)

@@ -23,6 +23,7 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import (
     TreeSpec,
     flat_out_dims,
+    is_plain,
     mapped_inputs,
     parameters_of,
     reached,
@@ -103,7 +104,7 @@ def _in_loop(given: _Call) -> object:
 
 
 def _of_unknown_strides(x: object, spec: ShardSpec | None) -> object:
-    if spec is not None and type(x) is Tensor and sum(n > 1 for n in x.shape) > 1:
+    if spec is not None and is_plain(x) and sum(n > 1 for n in x.shape) > 1:
         x = ShardTensor(x, spec.replicated(x.shape))
     if isinstance(x, ShardTensor):
         x.global_strides = UNKNOWN

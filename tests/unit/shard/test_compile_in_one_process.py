@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import random
 import secrets
 import sys
@@ -161,6 +162,52 @@ def test_results_that_are_views_of_arguments_have_their_gradients(both):
         found.append((x.grad, y.grad))
     for each in found[1:]:
         torch.testing.assert_close(each, found[0])
+
+
+def test_an_argument_that_is_written_to_and_results_that_no_loss_uses():
+    def function(x, y):
+        y.mul_(2)
+        return x * y, x + y
+
+    found = []
+    for i, call in enumerate([function, *[scidata.compile(function, backend="aot_eager", fullgraph=True)] * 5]):
+        x, y = torch.linspace(0, 1, 3).requires_grad_(), torch.linspace(1, 2, 3)
+        loss = call(x, y)[0].square().sum()
+        loss.backward(create_graph=i > 3)
+        found.append((y, x.grad.detach()))
+        torch.testing.assert_close(found[-1], found[0])
+
+
+class Warming(nn.Module):
+    """Reads a count that it keeps, a largest row and what is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        self.count.add_(1)
+        if torch.isnan(x).any():
+            raise ValueError("NaN")
+        y = x.roll(int(x.argmax())) if torch.equal(x > 0, x.abs() > 0) else x
+        return y * torch.rand(3) if self.count > 4 else y
+
+
+def test_values_that_are_taken_for_granted():
+    eager, compiled = Warming(), scidata.compile(Warming(), backend="aot_eager", fullgraph=True)
+    for step in range(16):
+        found = []
+        for module in (eager, compiled):
+            torch.manual_seed(step)
+            x = torch.linspace(1, 2, 3).mul(-1 if step == 9 else 1).requires_grad_()
+            module(x).square().sum().backward()
+            found.append((x.grad, module.count.clone(), torch.rand(1)))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+    (graph,) = itertools.chain(*regions_of(compiled)[0].captured.values())
+    assert graph.num_assumed == 4
+    assert "4 values checked" in str(graph)
+    with pytest.raises(ValueError, match="NaN"):
+        compiled(torch.full((3,), torch.nan))
 
 
 class ByIds(nn.Module):
@@ -324,20 +371,21 @@ class OfMask(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("write", "is_whole"),
+    ("write", "is_checked"),
     [
-        (lambda mask, x: None, True),
-        (lambda mask, x: mask[0].zero_(), False),
-        (lambda mask, x: mask.mul_(x.detach() > 0), False),
-        (lambda mask, x: mask.view(3, 1)[1:].mul_(x.detach()[1:, None] > 0), False),
+        (lambda mask, x: None, False),
+        (lambda mask, x: mask[0].zero_(), True),
+        (lambda mask, x: mask.mul_(x.detach() > 0), True),
+        (lambda mask, x: mask.view(3, 1)[1:].mul_(x.detach()[1:, None] > 0), True),
     ],
 )
-def test_branches_on_a_mask_of_ones_are_captured_until_it_is_written_to(write, is_whole):
+def test_branches_on_a_mask_of_ones_are_captured_and_checked_if_it_is_written_to(write, is_checked):
     compiled = scidata.compile(model := OfMask(write), backend="aot_eager")
-    for sign in (1, 1, 1, -1, 1):
+    for sign in (1, 1, 1, 1, -1, 1):
         x = torch.full((3,), float(sign), requires_grad=True)
         torch.testing.assert_close(compiled(x), model.forward(x))
-    assert bool(regions_of(compiled)[0].captured) == is_whole
+    (graph,) = itertools.chain(*regions_of(compiled)[0].captured.values())
+    assert bool(graph.num_assumed) == is_checked
 
 
 @pytest.mark.parametrize("how", ["buffer", "attribute", "argument"])

@@ -183,7 +183,11 @@ def _lay_gradient(part: Tensor) -> None:
     while node is not None and node.name() != "ViewAsRealBackward0":
         node = next((before for before, _ in node.next_functions), None)
     if node is not None:
-        node.register_prehook(lambda grads: tuple(x if x is None else x.new_empty(x.shape) for x in grads))
+        node.register_prehook(_with_pairs)
+
+
+def _with_pairs(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(x if x is None or x.numel() else x.new_empty(x.shape) for x in grads)
 
 
 def compact(part: Tensor) -> Tensor:

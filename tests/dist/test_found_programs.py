@@ -763,6 +763,28 @@ FOUND = {
         ],
         0,
     ),
+    "a part of what is seen as pairs without elements, of a tensor with elements": (
+        (2,),
+        [given("x0", (3, 4), (0, (2, 1)), grad=True)],
+        [
+            "v0 = torch.view_as_real(torch.fft.rfft(x0, dim=-1))",
+            "v0[:0].mul_(2.0)",
+            "v0.mT[:0, 1:].mul_(2.0)",
+            "total(v0).backward()",
+        ],
+        0,
+    ),
+    "gradients of attention's gradients on a rank without samples": (
+        (2,),
+        [given("x0", (2, 4, 2), (0, (2, 0)), grad=True)],
+        [
+            "v0 = x0.clamp(max=0.1)",
+            "v1 = F.scaled_dot_product_attention(x0, v0, v0, x0 @ v0.mT > 0)",
+            "(v2,) = torch.autograd.grad(v1.sum(), [v0], create_graph=True)",
+            "total(v2).backward()",
+        ],
+        0,
+    ),
     "a checkpoint of a view whose memory was written to": (
         (2,),
         [given("x0", (4,), (0, (4, 0)), grad=True)],

@@ -154,11 +154,11 @@ def gather_from_owners(local: Tensor, dim: int, index: Tensor, start: int, group
 def tied_to(result: Tensor, operands: Iterable[Tensor | None]) -> Tensor:
     """Have backward reach every operand from a result without elements, from which some kernels lead nowhere.
 
-    Sums over ranks in backward wait for each of them.
+    Sums over ranks in backward wait for each of them, also in that of its gradients.
     """
     for x in operands if result.numel() == 0 else ():
         if x is not None and x.requires_grad:
-            result = result + x.sum() * 0
+            result = result + x.tanh().sum() * 0  # finite, also of infinities, and so are its derivatives
     return result
 
 

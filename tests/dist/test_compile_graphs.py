@@ -469,6 +469,24 @@ def two_node_sets_made_anew(mesh):
             models[1](cut(mesh, sizes, rank)[0])  # other index maps each time
 
 
+def writes_to_copies(mesh):
+    """What is a view in one process is a copy here: writes go back to where it comes from, by an eager call."""
+
+    def doubles(x, y):
+        return x.mul_(2) + y.sum()
+
+    compiled = scidata.compile(doubles, backend="aot_eager")
+    for _ in range(4):
+        x = scidata.scatter_tensor(torch.ones(3, 4), 0, mesh, [Shard(1)])
+        column = x[:, 2]
+        compiled(column, torch.ones(1))
+        torch.testing.assert_close(x.full_tensor(), torch.tensor([1.0, 1.0, 2.0, 1.0]).expand(3, 4))
+        torch.testing.assert_close(
+            compiled(x, column).full_tensor(), torch.tensor([14.0, 14.0, 16.0, 14.0]).expand(3, 4)
+        )
+        torch.testing.assert_close(column.full_tensor(), torch.full((3,), 4.0))
+
+
 class Branching(nn.Module):
     """Checks for NaN, and computes with other ranks' rows either way, behind a random number and statistics."""
 
@@ -527,7 +545,7 @@ def branches_on_values_by_inductor(mesh):
 ALL = [
     two_node_sets_made_anew, one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
     ids_of_other_ranks, one_of_two_results, gradients_differentiated, scattered_inside, communicates_past_scidata,
-    work_while_values_travel, sums_that_meet, ids_that_a_backward_pass_reads, an_index_that_is_out_of_range, dense_batches, branches_on_values,
+    work_while_values_travel, sums_that_meet, ids_that_a_backward_pass_reads, an_index_that_is_out_of_range, dense_batches, branches_on_values, writes_to_copies,
 ]  # fmt: skip
 SLOW = [
     one_graph_by_ghosts,

@@ -24,7 +24,14 @@ from scidata.shard.comm.operators import noting as keep
 from scidata.shard.compile.backward import mesh_of, tell_ranks, watch_results
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
 from scidata.shard.compile.objects import is_dict, leaves_in
-from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError, ReadsError
+from scidata.shard.compile.reach import (
+    AssignsError,
+    ChangesError,
+    EffectError,
+    NotCapturedError,
+    ReadsError,
+    WritesError,
+)
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -327,6 +334,7 @@ class Region:
         folds: bool,
         fixes: int,
         assigned: Sequence[tuple[dict[str, Any], str]] = (),
+        written: Sequence[int] = (),
     ) -> Captured:
         options, fuses = self._options, self._options.backend == "inductor"
         firsts, objects = firsts_of(flat), objects_of(leaves)
@@ -345,10 +353,15 @@ class Region:
             raise NotCapturedError("it has no such buffers")
         given = leaves, firsts, tree, snapshot, options.compilers()
         try:
-            return capture(call, *given, left_out, notes[0], notes[1].found, fuses=fuses, folds=folds)
+            return capture(call, *given, left_out, notes[0], notes[1].found, written, fuses=fuses, folds=folds)
         except AssignsError as e:
-            found = [*assigned, *e.assigned]
-        return self._capture(call, flat, leaves, tree, left_out, notes, folds=folds, fixes=fixes, assigned=found)
+            assigned = [*assigned, *e.assigned]
+        except WritesError as e:
+            if {*e.written} <= {*written}:
+                raise
+            written = sorted({*written, *e.written})
+        how: Any = {"folds": folds, "fixes": fixes, "assigned": assigned, "written": written}
+        return self._capture(call, flat, leaves, tree, left_out, notes, **how)
 
     def _open(self, reason: str) -> None:
         """Run eagerly from now on, and let the modules inside be captured by themselves."""
@@ -358,6 +371,8 @@ class Region:
         named = [] if self._module is None else [*self._module.named_children()]
         for name, module in named:
             self.parts += regions_below(module, f"{self.name}.{name}", self._options)
+        for part in self.parts:
+            part._takes_for_granted = self._takes_for_granted
         inside = f"; its parts are compiled: {', '.join(part.name for part in self.parts)}" if self.parts else ""
         self._tell(f"it is run eagerly: {reason}{inside}")
 

@@ -27,7 +27,14 @@ from scidata.shard.comm.sums import defer, deferral, num_deferred
 from scidata.shard.compile.backward import Again
 from scidata.shard.compile.objects import attributes_of, changed, leaves_in, named
 from scidata.shard.compile.overlap import overlap, settling, share_results
-from scidata.shard.compile.reach import AssignsError, ChangesError, EffectError, NotCapturedError, ReadsError
+from scidata.shard.compile.reach import (
+    AssignsError,
+    ChangesError,
+    EffectError,
+    NotCapturedError,
+    ReadsError,
+    WritesError,
+)
 from scidata.shard.compile.state import STATISTICS, Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -46,6 +53,7 @@ from scidata.shard.compile.torch_internals import (
 from scidata.shard.compile.values import Leaf, aliases_of, facts, leaf_of, objects_of, results_of
 from scidata.shard.compile.watch import Watch
 from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_unflatten, version_of
+from scidata.shard.views import find_place
 
 _MOST_SAID = 400  # characters of an error; inductor shows whole kernels
 
@@ -135,6 +143,7 @@ def capture(
     left_out: Sequence[int] | None,
     known: Sequence[tuple[str, Tensor]],
     reads: Mapping[Hashable, Sequence[bool | int]],
+    written_to: Sequence[int],
     *,
     fuses: bool,
     folds: bool,
@@ -144,7 +153,8 @@ def capture(
     ``firsts``: of each leaf the place of the first that is the same tensor.
     No loss uses the results whose numbers are ``left_out``; None: those that it assigns to modules. With ``folds``,
     what is computed of constants alone is not captured, but computed, so that its values can be read. ``known`` are
-    results of its collectives in an eager call, ``reads`` the bools and integers that code read there.
+    results of its collectives in an eager call, ``reads`` the bools and integers that code read there. To the tensors
+    of the places ``written_to``, which require grad, the call writes: its graph returns what they hold then.
     """
     places, constants, watch = snapshot.places, Constants(folds=folds), Watch()
     results: list[Leaf] = []
@@ -155,6 +165,7 @@ def capture(
     num_forward: list[int] = []  # collectives of the forward pass
     viewed: list[int] = []  # tensors of which a result is a view, made anew outside the graph
     rebinds: list[tuple[dict[str, Any], str]] = []  # buffers that the call puts others in the places of
+    without_graph: list[bool] = []  # of tensors that require grad: whether writes to them have no derivative
     changes: list[tuple[int, str, bool]] = []  # of attributes of the arguments' objects, as by ``changed``
     tensors = _collect(places, leaves)
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
@@ -165,6 +176,8 @@ def capture(
     def call(
         tensors: Sequence[Tensor], context: AbstractContextManager[object], *, is_eager: bool = False
     ) -> tuple[list[Leaf], Any]:
+        tensors = [x.clone() if i in written_to else x for i, x in enumerate(tensors)]
+        nodes = [tensors[i].grad_fn for i in written_to]
         swapped = _swapped(places, tensors[: len(places)], snapshot.modules)
         with swapped as rebound, _assigned(snapshot.assigned, unread) as new:
             left = iter(tensors[len(places) :])
@@ -188,7 +201,10 @@ def capture(
         flat, result_tree = tree_flatten((result, values), is_leaf)
         shards = [x for x in leaves_in(given) if isinstance(x, ShardBase)]
         rebinds[:] = [places[i][0] for i in rebound]
-        return results_of((*flat, *rebound.values(), *new), shards, objects), result_tree
+        after = [tensors[i] for i in written_to]
+        without_graph[:] = [x.grad_fn is node for x, node in zip(after, nodes, strict=True)]
+        after = [x.detach() if is_so else x for x, is_so in zip(after, without_graph, strict=True)]
+        return results_of((*flat, *rebound.values(), *new, *after), shards, objects), result_tree
 
     @contextmanager
     def inside() -> Iterator[None]:
@@ -209,8 +225,12 @@ def capture(
         if not snapshot.holds():  # check each run: two changes may cancel
             raise EffectError("its forward changes attributes or globals")
         written = {i for i, version in enumerate(versions) if version_of(tensors[i]) != version}
-        if any(tensors[i].requires_grad for i in written):
-            raise EffectError("it writes to an argument that requires grad")
+        if learned := [i for i in written if tensors[i].requires_grad]:
+            if constants.has_checkpoints:
+                raise EffectError("it writes to an argument that requires grad, and has checkpoints")
+            raise WritesError(learned)
+        if any(i >= len(places) for i in (*written, *written_to)) and any(leaf.is_copy for leaf in leaves):
+            raise EffectError("it writes to an argument, and one is a copy for which torch has a view")
         names = [each[0][1] for each in places]
         again.written = [i for i in written if i >= len(places) or names[i] not in STATISTICS]
         if written and share:
@@ -226,8 +246,13 @@ def capture(
             if not all(constants.has_made(x) for x in given_back if has_values(x)):
                 raise NotCapturedError("a result may share memory with integers among the arguments or buffers")
             given_back = tuple(x.clone() if has_values(x) else x for x in given_back)
+        others, kept = results[: len(results) - len(written_to)], results[len(results) - len(written_to) :]
+        if any(leaf.same is not None for leaf in kept) or not {*map(storage_of, _tensors_of(kept))}.isdisjoint(
+            map(storage_of, _tensors_of(others))
+        ):
+            raise EffectError("a result shares memory with an argument that it writes to, which requires grad")
+        num_returned = len(_tensors_of(others[: len(others) - len(snapshot.assigned)]))
         if left_out is None:  # no loss is expected to use what is assigned
-            num_returned = len(given_back) - len(_tensors_of(results[len(results) - len(snapshot.assigned) :]))
             again.left_out = [i for i in range(num_returned, len(given_back)) if given_back[i].requires_grad]
         if again.left_out and len({*map(storage_of, given_back)}) < len(given_back):
             given_back = tuple(x.clone() if i in again.left_out else x for i, x in enumerate(given_back))
@@ -303,7 +328,8 @@ def capture(
     compiled = captured_function(on_tensors, *compilers, joined, check, fuses=fuses)
 
     def run(leaves: Sequence[Leaf]) -> Any:
-        tensors = _collect(places, leaves)
+        given_tensors = _collect(places, leaves)
+        tensors = [x.clone() if i in written_to else x for i, x in enumerate(given_tensors)]
         inputs = again.inputs(tensors)
         found = compiled(*inputs)
         num = sum(len(leaf.tensors) for leaf in results)
@@ -317,9 +343,12 @@ def capture(
             elif leaf.same is not None:
                 given[-1] = given[leaf.same]
         held_after = [*rebinds, *snapshot.assigned]
-        num_returned = len(given) - len(held_after)
-        for (held, name), x in zip(held_after, given[num_returned:], strict=True):
+        num_returned = len(given) - len(held_after) - len(written_to)
+        for (held, name), x in zip(held_after, given[num_returned:], strict=False):
             held[name] = x
+        for i, x, is_so in zip(written_to, given[num_returned + len(held_after) :], without_graph, strict=True):
+            with torch.no_grad() if is_so else nullcontext():
+                find_place(given_tensors[i].copy_(x))
         result, values = tree_unflatten(given[:num_returned], result_trees[0])
         attributes = [*chain.from_iterable(map(attributes_of, objects))]
         for (i, name, is_there), x in zip(changes, values, strict=True):

@@ -20,7 +20,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +67,14 @@ class EffectError(NotCapturedError):
 
 class ChangesError(EffectError):
     """A call changes a container among its arguments."""
+
+
+class WritesError(EffectError):
+    """A call writes to tensors that require grad, of these places."""
+
+    def __init__(self, written: Collection[int]) -> None:
+        super().__init__("it writes to an argument that requires grad")
+        self.written = written
 
 
 class AssignsError(EffectError):

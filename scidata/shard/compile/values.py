@@ -32,7 +32,7 @@ from scidata.shard.rows.runs import owned_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import storage_of, tree_flatten, tree_unflatten, version_of
-from scidata.shard.views import Copy
+from scidata.shard.views import Copy, Whole
 
 _Shard = TypeVar("_Shard", bound=ShardBase)
 _PLAIN = (Tensor, nn.Parameter, Buffer)
@@ -61,6 +61,7 @@ class Leaf:
     tensors: tuple[Tensor, ...]  # the tensors that vary from call to call
     make: Callable[..., Any]  # rebuilds the leaf from other tensors of the same kind
     is_fixed: bool = False  # whether other tensors of it do not vary
+    is_copy: bool = False  # of what is a view in one process
     objects: tuple[Any, ...] = ()  # itself, if it is an object of attributes, and those that these hold
     argument: int | None = None  # of a result: which of the arguments' objects it is
     same: int | None = None  # of a result: which earlier one it is
@@ -185,7 +186,8 @@ def _leaf_of_shard(x: ShardBase, facts: Callable[[Tensor], Hashable]) -> Leaf:
     x.refresh()
     halo, spec, strides, found = dict(x.halo), x.spec, x.global_strides, _found_of(x)
     of_halo = tuple((dim, *vars(each).values()) for dim, each in halo.items())
-    key = (type(x), _number_of(spec), strides, found, of_halo)
+    state = x.copied if isinstance(x.copied, Whole) else None
+    key = (type(x), _number_of(spec), strides, found, of_halo, type(x.copied))
     if isinstance(x, RoutedIndex):
         if x.is_written:
             raise NotCapturedError("an edge index was written to")
@@ -214,9 +216,15 @@ def _leaf_of_shard(x: ShardBase, facts: Callable[[Tensor], Hashable]) -> Leaf:
             made = ShardTensor(base, spec, halo=halo, global_strides=strides)
         for again in ghosts_again:
             keep_ghosts(made, again, exchange, dim)
+        made.copied = state
         return _with_found(made, found)
 
-    return Leaf(key=(*key, padded is not None, facts(base), of_ghosts), tensors=tensors, make=make)
+    return Leaf(
+        key=(*key, padded is not None, facts(base), of_ghosts),
+        tensors=tensors,
+        make=make,
+        is_copy=isinstance(x.copied, Copy),
+    )
 
 
 #: What is found out of a tensor's values, at its first use by communication, and kept beside it.

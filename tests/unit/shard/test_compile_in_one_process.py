@@ -178,6 +178,65 @@ def test_an_argument_that_is_written_to_and_results_that_no_loss_uses():
         torch.testing.assert_close(found[-1], found[0])
 
 
+def writes_to_what_requires_grad(x, y):
+    z = x + 1
+    x.mul_(2).add_(y * y)
+    x[0] = y[1]
+    return z + x
+
+
+def returns_what_it_writes_to(x, y):
+    return x.mul_(2), x + y
+
+
+def writes_to_a_view(x, y):
+    x[1:].copy_(y[:2])
+    return x.t() + y
+
+
+def writes_without_a_derivative(x, y):
+    z = x + 1
+    with torch.no_grad():
+        x.mul_(y)
+    return z + x * 2
+
+
+WRITERS = [writes_to_what_requires_grad, returns_what_it_writes_to, writes_to_a_view, writes_without_a_derivative]
+
+
+@pytest.mark.parametrize("function", WRITERS)
+def test_arguments_that_require_grad_and_are_written_to(function):
+    compiled, found = scidata.compile(function, backend="aot_eager"), []
+    for step in range(8):
+        for call in (function, compiled):
+            x, y = torch.linspace(0, 1, 3).requires_grad_(), torch.linspace(1, 2, 3).requires_grad_()
+            given = (x * 2)[:]
+            results = call(given, y)
+            results = results if isinstance(results, tuple) else (results,)
+            if step == 7:
+                results[0].add_(1)
+            (sum(each.square().sum() for each in results) + (given**3).sum() * (step % 3)).backward(
+                create_graph=step == 6
+            )
+            found.append((x.grad, y.grad, given.detach()))
+        torch.testing.assert_close(found[-1], found[-2])
+    assert bool(regions_of(compiled)[0].captured) == (function is not returns_what_it_writes_to)
+
+
+def test_parameters_that_a_forward_writes_to():
+    eager, x = nn.Embedding(4, 3, max_norm=1.0), torch.tensor([1, 3])
+    compiled, found = scidata.compile(copy.deepcopy(eager), backend="aot_eager", fullgraph=True), []
+    for model in (eager, compiled):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(x).square().sum().mul(-1).backward()
+            optimizer.step()
+        found.append(model.weight)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert regions_of(compiled)[0].captured
+
+
 class Warming(nn.Module):
     """Reads a count that it keeps, a largest row and what is given."""
 

@@ -74,9 +74,10 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16"), default="float64")
     parser.add_argument("--case", type=int, help="print and run the program of this seed alone")
     parser.add_argument("--whole", action="store_true", help="do not make failing programs smaller")
-    parser.add_argument("--compile", action="store_true", help="run each as a function that is compiled, and not")
+    ways = {"aot_eager": compiled.on_ranks, "inductor": compiled.by_inductor}
+    parser.add_argument("--compile", nargs="?", const="aot_eager", choices=ways, help="run each as a compiled function")
     options = parser.parse_args()
-    run = compiled.on_ranks if options.compile else on_ranks
+    run = ways.get(options.compile, on_ranks)
     mesh = None if options.ranks is None else (2, 2) if options.ranks == 4 else (options.ranks,)
     torch.set_default_dtype(getattr(torch, options.dtype))
     if options.case is not None:

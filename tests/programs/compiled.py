@@ -29,10 +29,16 @@ def on_ranks(rank: int, num_ranks: int, programs: Sequence[Program], done: Path)
     write_outcomes(rank, programs, done, _Compiled)
 
 
+def by_inductor(rank: int, num_ranks: int, programs: Sequence[Program], done: Path) -> None:
+    """Run programs as :func:`on_ranks` does, by inductor's code. Collective."""
+    write_outcomes(rank, programs, done, _ByInductor)
+
+
 class _Compiled(Trial):
     """Each line that runs is one of a function's, which is called with new tensors."""
 
     differentiates = True
+    backend = "aot_eager"
 
     def run(self) -> None:
         kept = []
@@ -55,7 +61,7 @@ class _Compiled(Trial):
         scope = dict(NAMES)
         exec("\n    ".join([f"def program({', '.join(names)}):", *lines, returned]), scope)
         self.outcome.lines = len(lines)
-        compiled = scidata.compile(scope["program"], backend="aot_eager")
+        compiled = scidata.compile(scope["program"], backend=self.backend)
         self.differentiates = self._called(scope["program"], whole=True)[1] is None
         want, error = self._called(scope["program"])
         self._agreed(error, "eager")
@@ -104,6 +110,10 @@ class _Compiled(Trial):
             left |= {"error in backward": type(failed).__name__}
             left |= {f"{name}.grad": None if failed else x.grad for name, x in given.items()}
         return left, error
+
+
+class _ByInductor(_Compiled):
+    backend = "inductor"
 
 
 def _is_differentiable(x: Tensor) -> bool:

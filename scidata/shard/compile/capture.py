@@ -42,7 +42,9 @@ from scidata.shard.compile.torch_internals import (
     be_parameter,
     boxed,
     captured_function,
+    drawing_in_order,
     draws,
+    is_of_backward,
     keep_in_forward,
     lists_of_weights,
     make_boxed,
@@ -52,7 +54,7 @@ from scidata.shard.compile.torch_internals import (
 )
 from scidata.shard.compile.values import Leaf, aliases_of, facts, leaf_of, objects_of, results_of
 from scidata.shard.compile.watch import Watch
-from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_unflatten, version_of
+from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_leaves, tree_unflatten, version_of
 from scidata.shard.views import find_place
 
 _MOST_SAID = 400  # characters of an error; inductor shows whole kernels
@@ -262,6 +264,9 @@ def capture(
         watch.stop()  # partitioners run code of other packages
         for node in _collectives(gm):
             keep_in_forward(node, is_forward=is_check(node.target) or node.args[-1] in range(*num_forward))
+        for node in gm.graph.nodes:
+            if draws(node.target):
+                keep_in_forward(node, is_forward=not is_of_backward(node))
         return constants.has_checkpoints
 
     def check(*graphs: GraphModule) -> None:
@@ -539,16 +544,20 @@ def _reshape(gm: GraphModule) -> None:
 
 
 def _order(gm: GraphModule, collectives: Sequence[Node]) -> None:
-    """Make all collectives appear to write to one tensor, so that compilers keep all of them in order."""
-    if not collectives:
-        return
-    graph, cpu = gm.graph, torch.device("cpu")
-    with graph.inserting_before(next(iter(node for node in graph.nodes if node.op != "placeholder"))):
-        kind: Any = {"dtype": torch.float32, "device": cpu, "layout": torch.strided, "pin_memory": False}
-        order = graph.call_function(torch.ops.aten.full.default, ([1], 0.0), kind)
-    order.meta["val"] = collectives[0].meta["val"].new_zeros(1, dtype=torch.float32, device="cpu")
-    for node in collectives:
-        node.target = node.target.overloadpacket.ordered  # type: ignore[union-attr]
-        node.args = (*node.args, order)
-        node.meta.pop("eager_input_vals", None)  # which ask for the strides that eager code had
+    """Make all collectives appear to write to one tensor, so that compilers keep all of them in order; so with random
+    numbers.
+    """
+    graph = gm.graph
+    for nodes in filter(None, (collectives, [node for node in graph.nodes if draws(node.target)])):
+        with graph.inserting_before(next(iter(node for node in graph.nodes if node.op != "placeholder"))):
+            kind: Any = {"dtype": torch.float32, "device": torch.device("cpu"), "layout": torch.strided}
+            order = graph.call_function(torch.ops.aten.full.default, ([1], 0.0), {**kind, "pin_memory": False})
+        order.meta["val"] = tree_leaves(nodes[0].meta["val"])[0].new_zeros(1, dtype=torch.float32, device="cpu")
+        for node in nodes:
+            if draws(node.target):
+                node.target, node.args = drawing_in_order(node.target), (order, *node.args)
+            else:
+                node.target = node.target.overloadpacket.ordered
+                node.args = (*node.args, order)
+            node.meta.pop("eager_input_vals", None)  # which ask for the strides that eager code had
     gm.recompile()

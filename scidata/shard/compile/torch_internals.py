@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +306,23 @@ _library.impl("draw", _draw, "CompositeExplicitAutograd")
 torch.library.register_fake("scidata::draw", _like_drawn, lib=_library)
 
 
+@cache
+def drawing_in_order(operator: Any) -> Any:
+    """Return an operator that draws as another does, and pretends to write to a tensor, its first argument: compilers
+    keep the order of all that write to one.
+    """
+    name, _, rest = str(operator._schema).partition("(")
+    name = name.rpartition("::")[2].replace(".", "_") + "_in_order"
+
+    def run(_: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return operator(*args, **kwargs)
+
+    _library.define(f"{name}(Tensor(a!) order, {rest}", tags=operator.tags)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"scidata::{name}", run, lib=_library)
+    return getattr(torch.ops.scidata, name).default
+
+
 def be_parameter(x: Tensor, like: Tensor) -> None:
     """Make ``isinstance(x, nn.Parameter)`` answer for a tensor without values as for another tensor."""
     if isinstance(like, nn.Parameter) and not isinstance(x, nn.Parameter):
@@ -415,11 +432,13 @@ def captured_function(
     if fuses:
         from torch._inductor.decomposition import select_decomp_table
 
-        table = dict(select_decomp_table())
-        # random operators, whose numbers would differ from an eager step's
-        for name in ("bernoulli", "bernoulli_", "native_dropout", "rand_like", "randn_like"):
-            for overload in getattr(torch.ops.aten, name).overloads():
-                table.pop(getattr(getattr(torch.ops.aten, name), overload), None)
+        # operators that draw are left, but for those that call others: their numbers would differ from an eager step's
+        calls = torch._C.DispatchKey.CompositeImplicitAutograd
+        table = {
+            operator: rule
+            for operator, rule in select_decomp_table().items()
+            if not draws(operator) or operator.has_kernel_for_dispatch_key(calls)
+        }
         cut = compilers.min_cut_rematerialization_partition
 
     def partition(*args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -448,6 +467,7 @@ def tracing() -> Iterator[None]:
     from torch._functorch import config
     from torch._guards import TracingContext
     from torch._guards import tracing as inside
+    from torch._inductor import config as of_inductor
     from torch._subclasses.functional_tensor import FunctionalTensorMode
     from torch.fx import _symbolic_trace
 
@@ -459,7 +479,8 @@ def tracing() -> Iterator[None]:
     try:
         context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
         with (
-            config.patch(backward_pass_autocast="off"),
+            config.patch(backward_pass_autocast="off", unlift_effect_tokens=True),
+            of_inductor.patch(fallback_random=True),  # else numbers that nothing uses would not be drawn
             inside(context),
             _wrapped(FunctionalTensorMode, "__torch_dispatch__", _hidden),
             _wrapped(torch.fx.Graph, "python_code", _hidden),
@@ -548,6 +569,11 @@ def _wrapped(owner: Any, name: str, wrap: Callable[[Any], Callable[..., Any]]) -
         yield
     finally:
         setattr(owner, name, method)
+
+
+def is_of_backward(node: Node) -> bool:
+    """Whether a node of the joint graph was traced in the backward pass."""
+    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def keep_in_forward(node: Node, *, is_forward: bool) -> None:

@@ -237,6 +237,58 @@ def test_parameters_that_a_forward_writes_to():
     assert regions_of(compiled)[0].captured
 
 
+DRAWS = {
+    "rand": lambda x: torch.rand(3),
+    "exponential_": lambda x: torch.empty(3).exponential_(),
+    "geometric_": lambda x: torch.empty(3).geometric_(0.5),
+    "random_": lambda x: torch.empty(3).random_(9),
+    "randint": lambda x: torch.randint(0, 9, (3,)),
+    "randperm": lambda x: torch.randperm(3),
+    "normal": lambda x: torch.normal(x.detach(), 1.0),
+    "weights": lambda x: nn.Linear(1, 3).weight.detach().flatten(),
+    "transposed": lambda x: torch.empty(2, 3).t().uniform_()[:, 0],
+    "dropout": F.dropout,
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "multinomial": lambda x: torch.multinomial(torch.ones(3), 3),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", DRAWS)
+def test_numbers_are_drawn_whether_or_not_they_are_used(backend, name):
+    def function(x, is_used):
+        drawn = DRAWS[name](x)
+        return x + torch.rand(3) + (drawn if is_used else 0)
+
+    compiled = scidata.compile(function, backend=backend)
+    for is_used in (True, False):
+        for _ in range(3):
+            found = []
+            for call in (function, compiled):
+                torch.manual_seed(0)
+                x = torch.linspace(-1, 1, 3).requires_grad_()
+                y = call(x, is_used)
+                y.sum().backward()
+                found.append((y, x.grad, torch.rand(1)))
+            torch.testing.assert_close(*found)
+    assert regions_of(compiled)[0].captured
+
+
+@pytest.mark.slow
+def test_operations_that_check_their_result_by_inductor():
+    def function(x):
+        return torch.linalg.cholesky(x @ x.T + torch.eye(4)) + torch.linalg.inv(x @ x.T + torch.eye(4))
+
+    compiled, found = scidata.compile(function, backend="inductor", fullgraph=True), []
+    for call in (function, *[compiled] * 3):
+        x = torch.linspace(0, 1, 12, dtype=torch.float64).view(4, 3).requires_grad_()
+        y = call(x)
+        y.square().sum().backward()
+        found.append((y, x.grad))
+        torch.testing.assert_close(found[-1], found[0])
+    assert regions_of(compiled)[0].captured
+
+
 class Warming(nn.Module):
     """Reads a count that it keeps, a largest row and what is given."""
 

@@ -785,6 +785,17 @@ FOUND = {
         ],
         0,
     ),
+    "a write to a part of an expanded gradient, as large as the gradient is": (
+        (2,),
+        [given("x0", (2,), (0, (1, 1)))],
+        [
+            "v0 = torch.func.grad(lambda t: (t * t).sum())(x0)",
+            "v0.unsqueeze(0).expand(2, -1)[0:, 1::2] += 1.0",
+            "v0 = torch.autograd.functional.jvp(lambda t: (t * t).sin(), x0, torch.ones_like(x0))[1]",
+            "v0.unsqueeze(0).expand(2, -1)[0:, 1::2] += 1.0",
+        ],
+        2,
+    ),
     "a checkpoint of a view whose memory was written to": (
         (2,),
         [given("x0", (4,), (0, (4, 0)), grad=True)],

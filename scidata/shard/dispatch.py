@@ -244,10 +244,12 @@ def _call_noted(
         if x.copied is not None:
             x.refresh()
     result = note(func, args, kwargs, run(func, types, args, dict(kwargs)))
-    if isinstance(result, ShardBase) or (is_plain(result) and result.ndim < 2):
+    if isinstance(result, ShardBase):
         return result
     unknown = next((x for x in given if x.global_strides is UNKNOWN), None)  # gradients, or computed from them
     if unknown is None or result is None or func is torch.autograd.grad:
+        return result
+    if is_plain(result) and result.ndim < 2:
         return result
     known = set(map(id, tree_flatten((args, kwargs))[0]))
     return tree_map_only(Tensor, lambda x: x if id(x) in known else _of_unknown(x, unknown), result)

@@ -334,7 +334,9 @@ def capture(
 
     def run(leaves: Sequence[Leaf]) -> Any:
         given_tensors = _collect(places, leaves)
-        tensors = [x.clone() if i in written_to else x for i, x in enumerate(given_tensors)]
+        tensors = [*given_tensors]
+        for i in written_to:
+            tensors[i] = tensors[i].clone()
         inputs = again.inputs(tensors)
         found = compiled(*inputs)
         num = sum(len(leaf.tensors) for leaf in results)

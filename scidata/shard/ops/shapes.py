@@ -141,9 +141,9 @@ def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None)
 
     if not plans:
         found = derived(x, x.local.expand(result.local_shape), result)
-        if x.global_strides is UNKNOWN and isinstance(found, ShardTensor) and old != (*new,):
-            if not isinstance(found.copied, Copy):
-                found.copied = Whole(-1)  # torch refuses writes to any of it where a rank has elements
+        is_expanded = x.global_strides is UNKNOWN and old != (*new,)
+        if is_expanded and isinstance(found, ShardTensor) and not isinstance(found.copied, Copy):
+            found.copied = Whole(-1)  # torch refuses writes to any of it where a rank has elements
         return found
     local = take()
     return finish(local.expand(result.local_shape), result, copied=Copy(x, local, take))

@@ -65,7 +65,6 @@ class Calls:
     # of all calls. Each call is numbered, so that a compiler does not merge two equal ones
     num: int = 0
     results: list[Tensor] = field(default_factory=list)  # copies of all calls' results, as code may write to these
-    assumes: bool = False  # whether the graph checks values that it takes for granted
     # within it, what is computed of constants is one, as in the forward pass
     constants: AbstractContextManager[object] = field(default_factory=nullcontext)
     _num_of_integers: int = 0
@@ -73,7 +72,6 @@ class Calls:
     def clear(self) -> None:
         """Begin again."""
         self.num = self._num_of_integers = 0
-        self.assumes = False
         self.expected.clear()
         self.results.clear()
 
@@ -216,7 +214,6 @@ def is_operator(target: object) -> bool:
 
 def assume(x: Tensor, value: bool | int) -> None:
     """Let the graph raise OtherValuesError where a tensor of one element has another value."""
-    captures[-1].assumes = True
     torch.ops.scidata.assumed(x.detach(), value, captures[-1].num)
 
 

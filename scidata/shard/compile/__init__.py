@@ -454,9 +454,10 @@ def compile(
 
     A call of new layouts is run eagerly, its second captured: scidata's handlers run once on tensors without values,
     and what they do to the local parts is written down. No rank communicates for that, and a graph's collectives are
-    those of an eager step, in the same order. Where something depends on values (a branch, a mask's number of rows), or
-    a module inside has hooks, the module is run eagerly and its parts are compiled, with one warning that says why;
-    :func:`scidata.explain` lists the graphs.
+    those of an eager step, in the same order. A bool or an integer that code reads of its values is taken for granted:
+    the graph checks it, and a call where it is another continues eagerly from there. Where more depends on values (a
+    mask's number of rows), or a module inside has hooks, the module is run eagerly and its parts are compiled, with one
+    warning that says why; :func:`scidata.explain` lists the graphs.
 
     A graph is used again while layouts, sizes, strides, dtypes, attributes of the modules, globals and closures that
     they name, autocast and grad mode are the same; else the call is captured anew, ``limit`` times, and is run eagerly

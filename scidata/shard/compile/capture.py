@@ -2,8 +2,9 @@
 
 What runs are the handlers of :mod:`scidata.shard.ops`, under AOTAutograd: the graph is of local parts, with the
 collectives of :mod:`scidata.shard.comm.operators` inside it, forward and backward. No rank communicates meanwhile, and
-no value is read: a branch on a value raises, and the function is run eagerly. The collectives of a graph are those of
-an eager step in the same order, so that ranks with a graph and ranks without one meet.
+no value is read: for bools and integers code is given those of an eager call, which the graph checks when it runs;
+other reads raise, and the function is run eagerly. The collectives of a graph are those of an eager step in the same
+order, so that ranks with a graph and ranks without one meet.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from scidata.shard.compile.torch_internals import (
 from scidata.shard.compile.values import Leaf, aliases_of, facts, leaf_of, objects_of, results_of
 from scidata.shard.compile.watch import Watch
 from scidata.shard.torch_internals import has_values, storage_of, tree_flatten, tree_leaves, tree_unflatten, version_of
-from scidata.shard.views import find_place
+from scidata.shard.views import find_place, overlaps
 
 _MOST_SAID = 400  # characters of an error; inductor shows whole kernels
 
@@ -242,6 +242,8 @@ def capture(
             raise EffectError("a result is a parameter or a buffer")
         num_forward[:] = [calls.num]
         given_back = _tensors_of(results)
+        if any(x.requires_grad and _has_windows(x) for x in given_back):
+            raise EffectError("windows that overlap in memory are a result, whose gradients torch's graphs lose")
         places_of = {*map(storage_of, given_back)}
         viewed[:] = [i for i, x in enumerate(tensors) if storage_of(x) in places_of]
         told = calls.results if any(x.requires_grad for x in given_back) else ()  # of another run, in backward
@@ -470,6 +472,12 @@ def _swapped(
                 held[name] = x
         for attributes, weights in lists:
             attributes.update(weights)
+
+
+def _has_windows(x: Tensor) -> bool:
+    """Whether a tensor's elements overlap in memory otherwise than by ``expand``."""
+    dims = [(n, step) for n, step in zip(x.shape, x.stride(), strict=True) if step]
+    return overlaps([n for n, _ in dims], [step for _, step in dims])
 
 
 def _unread(x: object) -> object:

@@ -289,6 +289,22 @@ def test_operations_that_check_their_result_by_inductor():
     assert regions_of(compiled)[0].captured
 
 
+@pytest.mark.parametrize(
+    "view", [lambda x: x.unfold(0, 3, 1), lambda x: x.as_strided((3, 3), (1, 1)), lambda x: x.expand(3, 5)]
+)
+def test_results_whose_elements_overlap_in_memory(view):
+    def function(x):
+        return view(x * 2)
+
+    compiled, found = scidata.compile(function, backend="aot_eager"), []
+    for call in (function, *[compiled] * 3):
+        x = torch.linspace(0, 1, 5).requires_grad_()
+        y = call(x)
+        (y * torch.linspace(-1, 1, y.numel()).reshape(y.shape)).sum().backward()
+        found.append((y, x.grad))
+        torch.testing.assert_close(found[-1], found[0])
+
+
 class Warming(nn.Module):
     """Reads a count that it keeps, a largest row and what is given."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import is_
+from operator import getitem, is_
 from typing import Any
 
 import torch
@@ -267,9 +267,12 @@ def capture(
         watch.stop()  # partitioners run code of other packages
         for node in _collectives(gm):
             keep_in_forward(node, is_forward=is_check(node.target) or node.args[-1] in range(*num_forward))
-        for node in gm.graph.nodes:
-            if draws(node.target):
-                keep_in_forward(node, is_forward=not is_of_backward(node))
+        for node in filter(lambda node: draws(node.target), gm.graph.nodes):
+            keep_in_forward(node, is_forward=not is_of_backward(node))
+            if not node.users and isinstance(node.meta["val"], tuple):  # partitioners take it for a tensor
+                with gm.graph.inserting_after(node):
+                    first = gm.graph.call_function(getitem, (node, 0))
+                first.meta = {**node.meta, "val": node.meta["val"][0]}
         return constants.has_checkpoints
 
     def check(*graphs: GraphModule) -> None:

@@ -271,7 +271,7 @@ def test_numbers_are_drawn_whether_or_not_they_are_used(backend, name):
                 y.sum().backward()
                 found.append((y, x.grad, torch.rand(1)))
             torch.testing.assert_close(*found)
-    assert regions_of(compiled)[0].captured
+    assert sum(map(len, regions_of(compiled)[0].captured.values())) == 2
 
 
 @pytest.mark.slow

@@ -487,6 +487,19 @@ def writes_to_copies(mesh):
         torch.testing.assert_close(column.full_tensor(), torch.full((3,), 4.0))
 
 
+def plain_results_of_unknown_strides(mesh):
+    """A plain tensor that vmap makes of a whole one is a ShardTensor, as its strides are not known: in graphs, too."""
+
+    def function(x):
+        return torch.func.vmap(lambda t: t @ torch.ones(1, 2), 0)(x[None][0::2, 0:2, -2, 1:].transpose(-3, -3))
+
+    x = scidata.scatter_tensor(torch.ones(6, 4, 2), 0, mesh, [Shard(1)])
+    compiled = scidata.compile(function, backend="aot_eager", fullgraph=True)
+    for call in (function, *[compiled] * 3):
+        assert type(call(x)) is ShardTensor
+    assert regions_of(compiled)[0].captured
+
+
 class Branching(nn.Module):
     """Checks for NaN, and computes with other ranks' rows either way, behind a random number and statistics."""
 
@@ -546,6 +559,7 @@ ALL = [
     two_node_sets_made_anew, one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
     ids_of_other_ranks, one_of_two_results, gradients_differentiated, scattered_inside, communicates_past_scidata,
     work_while_values_travel, sums_that_meet, ids_that_a_backward_pass_reads, an_index_that_is_out_of_range, dense_batches, branches_on_values, writes_to_copies,
+    plain_results_of_unknown_strides,
 ]  # fmt: skip
 SLOW = [
     one_graph_by_ghosts,

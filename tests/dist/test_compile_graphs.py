@@ -537,7 +537,7 @@ def branches_on_values(mesh, **options):
     assert checked() == [3]
     for a, b in zip(*(model.norm.buffers() for model in models), strict=True):
         torch.testing.assert_close(a, b)
-    mixed = [models[0], models[mesh.get_local_rank()]]
+    mixed = [models[0], models[min(mesh.get_local_rank(), 1)]]
     trains(mixed, run, [low, up, down, low], 1)
     trains(models, run, [low], 4)
     for i in range(2):
@@ -572,6 +572,7 @@ SLOW = [
 
 
 MESH = partial(init_device_mesh, "cpu", (2,), mesh_dim_names=("domain",))
+MESH_OF_THREE = partial(init_device_mesh, "cpu", (3,), mesh_dim_names=("domain",))
 
 
 @pytest.fixture(scope="module")
@@ -589,3 +590,7 @@ def test_on_two_ranks(failed, each):
 @pytest.mark.parametrize("each", SLOW)
 def test_more_on_two_ranks(each):
     assert run_ranks(failures, 2, MESH, [each], timeout=240) == [{}, {}]
+
+
+def test_branches_on_three_ranks():
+    assert run_ranks(failures, 3, MESH_OF_THREE, [branches_on_values], timeout=240) == [{}, {}, {}]
